@@ -1,0 +1,1 @@
+"""The checks, the fault catalogue and the reports."""

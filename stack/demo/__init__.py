@@ -1,0 +1,1 @@
+"""Small AgiBot-like deliveries with the classic faults, and toy models, for 'make reproduce' and for tests."""

@@ -1,0 +1,1 @@
+"""One small interface over npu, cuda and cpu."""

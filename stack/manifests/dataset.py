@@ -1,0 +1,145 @@
+"""The dataset manifest: from deliveries to one training-ready dataset."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from stack.manifests.base import Strict
+
+
+def expand_episodes(value: Any) -> Any:
+    """`[3, "7-9"]` -> `(3, 7, 8, 9)`; the same syntax as `--episodes 3,7-9`."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        return value
+    episodes: list[int] = []
+    for item in items:
+        if isinstance(item, bool):
+            raise ValueError("episodes are numbers or ranges such as '7-9'")
+        if isinstance(item, int):
+            episodes.append(item)
+            continue
+        first, dash, last = str(item).strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"'{item}' is neither an episode number nor a range such as '7-9'")
+        if dash and int(last) < int(first):
+            raise ValueError(f"the range '{item}' runs backwards")
+        episodes.extend(range(int(first), int(last or first) + 1))
+    doubled = sorted({e for e in episodes if episodes.count(e) > 1})
+    if doubled:
+        raise ValueError(f"episodes named twice: {doubled}")
+    return tuple(episodes)
+
+
+Episodes = Annotated[tuple[int, ...], BeforeValidator(expand_episodes)]
+
+
+class Decisions(Strict):
+    """Answers to questions that a delivery raises; without an answer `prepare` refuses and asks.
+
+    Attributes:
+        timestamps: `restamp` replaces timestamps that are not frame_index / fps by just that, for
+            recordings whose videos hold exactly one frame a row.
+        missing_cameras: `drop` leaves out cameras that info.json declares and no file holds.
+    """
+
+    timestamps: Literal["refuse", "restamp"] = "refuse"
+    missing_cameras: Literal["refuse", "drop"] = "refuse"
+
+
+class Source(Strict):
+    """One delivery.
+
+    Attributes:
+        path: the dataset's folder, relative to the manifest.
+        name: what provenance and messages call it; the folder's name if not given.
+        exclude_episodes: source episode indices that are left out.
+        keep_episodes: if given, only these are taken.
+    """
+
+    path: str
+    name: str | None = None
+    exclude_episodes: Episodes = ()
+    keep_episodes: Episodes | None = None
+    decide: Decisions = Decisions()
+
+
+class Slice(Strict):
+    """A run of channels of a source feature: by field table, by position, by channel names, or all.
+
+    Attributes:
+        source: the source feature (`from` in YAML).
+        field: a field of the feature's own field table, such as `joint/position`.
+        at: half-open positions `[start, stop]` in the source vector.
+        names: with `at`, the names that the channels get; alone, the channels to take by name.
+    """
+
+    source: str = Field(alias="from")
+    field: str | None = None
+    at: tuple[int, int] | None = None
+    names: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Slice:
+        if self.field is not None and (self.at is not None or self.names is not None):
+            raise ValueError("a slice is addressed by 'field', by 'at', or by 'names', not by two of them")
+        if self.at is not None:
+            start, stop = self.at
+            if not 0 <= start < stop:
+                raise ValueError(f"'at' is a half-open range [start, stop]; {[start, stop]} is empty or negative")
+            if self.names is not None and len(self.names) != stop - start:
+                raise ValueError(f"'at' takes {stop - start} channels but 'names' has {len(self.names)} names")
+        return self
+
+
+class Camera(Strict):
+    """A camera of the prepared dataset; `from` names it in the deliveries where it is renamed."""
+
+    source: str | None = Field(default=None, alias="from")
+
+
+class ExpectedData(Strict):
+    """Counts that must hold exactly.
+
+    Attributes:
+        widths: feature name -> number of channels.
+    """
+
+    episodes: int | None = None
+    frames: int | None = None
+    fps: float | None = None
+    cameras: int | None = None
+    widths: dict[str, int] = {}
+
+
+class DatasetManifest(Strict):
+    """See docs/manifests.md.
+
+    Attributes:
+        features: vector features to keep, each a list of slices that are joined in order. Not given: every
+            feature that all sources share. Index columns are always there.
+        cameras: cameras to keep. Not given: every camera that all sources share.
+        tasks: task text as delivered -> task text to write.
+        robot_type: settles sources that disagree.
+    """
+
+    schema_: Literal["stack/dataset/1"] = Field(alias="schema")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    sources: tuple[Source, ...] = Field(min_length=1)
+    features: dict[str, tuple[Slice, ...]] | None = None
+    cameras: dict[str, Camera] | None = None
+    tasks: dict[str, str] = {}
+    robot_type: str | None = None
+    videos: Literal["join", "link", "transcode"] = "join"
+    expect: ExpectedData = ExpectedData()
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> DatasetManifest:
+        for feature, slices in (self.features or {}).items():
+            if not slices:
+                raise ValueError(f"features.{feature} has no slice; leave the feature out to drop it")
+            if "/" in feature:
+                raise ValueError(f"feature names must not contain '/': {feature}")
+        return self

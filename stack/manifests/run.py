@@ -1,0 +1,225 @@
+"""The run manifest: one training, from data to verdict."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stack.manifests.base import Band, Strict
+from stack.manifests.dataset import ExpectedData
+
+
+class ToyDims(Strict):
+    """Widths of a pi0.5 that trains on a laptop's CPU; the code path is that of the full size.
+
+    Heads are fixed at 8 by lerobot's attention; both towers share depth, head width and key/value heads.
+    """
+
+    width: int = 64
+    depth: int = 2
+    mlp_dim: int = 128
+    num_kv_heads: int = 1
+    head_dim: int = 16
+    expert_width: int = 64
+    expert_mlp_dim: int = 128
+    vocab_size: int = 512
+    vision_hidden: int = 32
+    vision_layers: int = 2
+    vision_heads: int = 2
+    vision_mlp_dim: int = 64
+    image_size: int = 56
+    patch_size: int = 14
+
+
+class Policy(Strict):
+    """The policy.
+
+    Attributes:
+        weights, tokenizer: names in the models manifest.
+        action_horizon: actions predicted at once (lerobot's `chunk_size`).
+        image_size: square pixels that pictures are resized to, with padding.
+        max_state_dim, max_action_dim: widths that the policy pads to; 32 is what the pretrained heads have.
+        random_tensors: tensors that may stay at random values because the weights do not fit them; any
+            other tensor that the weights do not fill is an error.
+        toy: toy dimensions; not given: full size.
+    """
+
+    type: Literal["pi05"]
+    weights: str
+    tokenizer: str
+    action_horizon: int = Field(ge=1)
+    dtype: Literal["float32", "bfloat16"]
+    image_size: int = 224
+    tokenizer_max_length: int = 200
+    max_state_dim: int = 32
+    max_action_dim: int = 32
+    random_tensors: tuple[str, ...] = ()
+    toy: ToyDims | None = None
+
+    @model_validator(mode="after")
+    def _toy_fits(self) -> Policy:
+        if self.toy is not None and self.toy.image_size != self.image_size:
+            raise ValueError(f"toy.image_size {self.toy.image_size} differs from image_size {self.image_size}")
+        return self
+
+
+class Device(Strict):
+    """What the run needs.
+
+    Attributes:
+        kind: `npu`, `cuda` or `cpu`.
+        count: devices over all hosts.
+        model: such as `910B3`; informative, compared by the machine gate.
+        image: the container image that the run is meant for.
+    """
+
+    kind: Literal["npu", "cuda", "cpu"]
+    count: int = Field(default=1, ge=1)
+    model: str | None = None
+    image: str | None = None
+
+
+class Train(Strict):
+    """The training.
+
+    Attributes:
+        batch_per_device, global_batch: must agree with the device count and `accumulation`.
+        log_every: steps between points of the curve; each is the mean over its window.
+        explosion_factor: the guard stops when a loss exceeds this many times the median of those before.
+    """
+
+    steps: int = Field(ge=1)
+    batch_per_device: int = Field(ge=1)
+    global_batch: int = Field(ge=1)
+    accumulation: int = Field(default=1, ge=1)
+    learning_rate: float = Field(default=2.5e-5, gt=0)
+    warmup_steps: int = Field(default=1000, ge=0)
+    seed: int = 1000
+    workers: int = Field(default=4, ge=0)
+    log_every: int = Field(default=10, ge=1)
+    save_every: int = Field(ge=1)
+    keep_checkpoints: int = Field(default=3, ge=1)
+    explosion_factor: float = Field(default=50.0, gt=1)
+
+
+class SweepGroup(Strict):
+    """Points on the same number of devices.
+
+    Attributes:
+        batches: batch sizes per device.
+        memory_limit_mb: extra host memory that a point may take on top of the loaded policy (cpu only); a
+            point above it must end as out of memory.
+    """
+
+    devices: int = Field(ge=1)
+    batches: tuple[int, ...] = Field(min_length=1)
+    memory_limit_mb: int | None = Field(default=None, ge=1)
+
+
+class Sweep(Strict):
+    groups: tuple[SweepGroup, ...] = Field(min_length=1)
+    warmup_steps: int = Field(default=2, ge=1)
+    timed_steps: int = Field(default=5, ge=3)
+    timeout_s: float = Field(default=900.0, gt=0)
+
+
+class Audit(Strict):
+    deep: bool = False
+    allow: tuple[str, ...] = ()  # fault codes of severity error that this run accepts, stated openly
+
+
+class ExpectedMachine(Strict):
+    device: Literal["npu", "cuda", "cpu"]
+    count: int | None = None
+    model: str | None = None
+    line: Literal["production", "current"] | None = None
+
+
+class ExpectedLoad(Strict):
+    """`filled_frac`: parameters of the policy that the weights file filled, as a share of all."""
+
+    filled_frac: float = 1.0
+    golden: bool = True
+
+
+class ExpectedPoint(Strict):
+    """The mean loss of the window that ends at `step`."""
+
+    step: int
+    loss: Band
+
+
+class ExpectedResult(Strict):
+    """Attributes:
+    last_to_first_fifth: mean loss of the last fifth of the steps over that of the first fifth.
+    final_loss: mean loss of the last fifth.
+    nonfinite: number of steps whose loss or gradient norm was not finite.
+    """
+
+    last_to_first_fifth: Band | None = None
+    final_loss: Band | None = None
+    nonfinite: int = 0
+
+
+class ExpectedSpeed(Strict):
+    step_s: Band | None = None
+    samples_per_s: Band | None = None
+    peak_memory_gb: Band | None = None
+
+
+class ExpectedSweep(Strict):
+    """Per group of the sweep, which batch sizes fit and which end out of memory."""
+
+    devices: int
+    ok: tuple[int, ...] = ()
+    oom: tuple[int, ...] = ()
+
+
+class Expect(Strict):
+    """Gates of the verdict; one that is not given cannot be judged, and is never a pass."""
+
+    audit_errors: int = 0
+    data: ExpectedData | None = None
+    machine: ExpectedMachine | None = None
+    load: ExpectedLoad | None = None
+    first_steps: tuple[ExpectedPoint, ...] = ()
+    curve: tuple[ExpectedPoint, ...] = ()
+    result: ExpectedResult | None = None
+    speed: ExpectedSpeed | None = None
+    sweep: tuple[ExpectedSweep, ...] = ()
+
+
+class RunManifest(Strict):
+    """See docs/manifests.md.
+
+    Attributes:
+        demo: where `stack demo` writes the deliveries and models that the run needs; only for runs on them.
+        dataset, models: manifests, relative to this one.
+        mirror: folder of mirrored models, relative to this manifest.
+    """
+
+    schema_: Literal["stack/run/1"] = Field(alias="schema")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    purpose: str
+    demo: str | None = None
+    dataset: str
+    models: str
+    mirror: str
+    policy: Policy
+    device: Device
+    train: Train
+    audit: Audit = Audit()
+    sweep: Sweep | None = None
+    expect: Expect
+
+    @model_validator(mode="after")
+    def _global_batch_adds_up(self) -> RunManifest:
+        train = self.train
+        product = train.batch_per_device * self.device.count * train.accumulation
+        if product != train.global_batch:
+            raise ValueError(
+                f"train.global_batch is {train.global_batch}, but batch_per_device {train.batch_per_device} x "
+                f"device.count {self.device.count} x accumulation {train.accumulation} = {product}"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""From deliveries to one training-ready dataset: select, unify, slice, join."""

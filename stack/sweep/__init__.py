@@ -1,0 +1,1 @@
+"""Batch-size search, one process per point."""

@@ -1,0 +1,1 @@
+"""MLflow: a journal in the run folder, a shipper that replays it, a local server."""

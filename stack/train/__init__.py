@@ -1,0 +1,1 @@
+"""Data loading, loop, guard, checkpoints, launch."""

@@ -1,0 +1,105 @@
+"""All differences between the two lerobot generations that the loop must bridge, and nothing else.
+
+| | production (0.4.x) | current (0.6.x) |
+|---|---|---|
+| checkpoint functions | `lerobot.utils.train_utils` | `lerobot.common.train_utils`, more arguments |
+| pictures in a sample | float in [0, 1] | uint8 where asked for, float otherwise |
+| Gemma trunk | a patched transformers, or our adapter (`shim`) | lerobot's own |
+| prompt | state padded to `max_state_dim` numbers | state as wide as it is |
+| pictures that are not square | padded with -3 after scaling | padded with -1 |
+
+The last two make a policy of one line see other inputs on the other; checkpoints therefore carry their line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from pathlib import Path
+from typing import Any, Literal
+
+from stack.errors import NotAble
+
+Line = Literal["production", "current"]
+MODELING = "lerobot.policies.pi05.modeling_pi05"
+PROCESSOR = "lerobot.policies.pi05.processor_pi05"
+PACKAGES = ("torch", "torchvision", "lerobot", "transformers", "tokenizers", "safetensors", "torch_npu")
+
+
+def line_of(lerobot_version: str) -> Line:
+    """The line that a lerobot version belongs to; only 0.3.4 to 0.4.x and 0.6.x are known to work.
+
+    Raises:
+        NotAble: any other version.
+    """
+    major, minor = (int(part) for part in lerobot_version.split(".")[:2])
+    if (major, minor) in ((0, 3), (0, 4)):
+        return "production"
+    if (major, minor) == (0, 6):
+        return "current"
+    raise NotAble(
+        "line-unknown",
+        f"lerobot {lerobot_version} is neither of the production line (0.4.x) nor of the current one (0.6.x)",
+        do="run 'make setup', which installs one of the two",
+    )
+
+
+def detect_line() -> Line:
+    """The line of the lerobot that is installed here; reads package metadata only.
+
+    Raises:
+        NotAble: lerobot is missing or of an unknown line.
+    """
+    try:
+        return line_of(importlib.metadata.version("lerobot"))
+    except importlib.metadata.PackageNotFoundError:
+        raise NotAble("lerobot-missing", "lerobot is not installed", do="run 'make setup'") from None
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide a run's numbers; those not installed are left out."""
+    import platform
+
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def modeling() -> Any:
+    """lerobot's module with the pi0.5 model."""
+    return importlib.import_module(MODELING)
+
+
+def processor() -> Any:
+    """lerobot's module with the pi0.5 processors."""
+    return importlib.import_module(PROCESSOR)
+
+
+def checkpoint_functions() -> Any:
+    """lerobot's module with `save_checkpoint` and `load_training_state`."""
+    for name in ("lerobot.common.train_utils", "lerobot.utils.train_utils"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    raise NotAble("lerobot-incomplete", "lerobot's checkpoint functions are not there", do="run 'make setup'")
+
+
+def save_checkpoint(folder: Path, *, world_size: int, batch_per_device: int, **arguments: Any) -> None:
+    """lerobot's own `save_checkpoint`; the newer line also records what its sampler needs."""
+    save = checkpoint_functions().save_checkpoint
+    extra = {"num_processes": world_size, "batch_size": batch_per_device}
+    known = inspect.signature(save).parameters
+    save(folder, **arguments, **{name: value for name, value in extra.items() if name in known})
+
+
+def as_unit_floats(picture: Any) -> Any:
+    """A picture tensor as float32 in [0, 1], whichever of the two forms the reader gave it in."""
+    import torch
+
+    return picture.to(torch.float32) / 255 if picture.dtype == torch.uint8 else picture

@@ -1,0 +1,286 @@
+"""What a video file holds, from its packets alone: nothing is decoded.
+
+Frames are addressed by presentation number: frame n is the n-th picture that a player shows. Packets stand in
+decode order, which differs where there are B-frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+import av
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.stream import VideoStream
+
+from stack.errors import BadRequest
+
+LFS_HEAD = b"version https://git-lfs"
+MP4_FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")
+INDEX_CACHE_FILES = 64
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """What a file is, counted from its packets.
+
+    Attributes:
+        codec: the canonical name, such as `h264`, `av1`, `hevc`, `mpeg4`.
+        pix_fmt: such as `yuv420p`; None where the stream does not say.
+        fps: the average rate over the shown frames.
+        time_base: seconds a tick.
+        frames: shown frames (packets that an edit list hides are not among them).
+        key_frames: presentation numbers of the frames at which decoding can start with nothing before.
+        has_b_frames: decode order and presentation order differ.
+        duration_s: frames / fps.
+        pts: presentation time of each frame, in ticks of `time_base`, ascending.
+        extradata: the codec's global header (parameter sets).
+    """
+
+    file: Path
+    codec: str
+    width: int
+    height: int
+    pix_fmt: str | None
+    fps: Fraction
+    time_base: Fraction
+    frames: int
+    key_frames: tuple[int, ...] = field(repr=False)
+    has_b_frames: bool
+    has_audio: bool
+    duration_s: float
+    pts: tuple[int, ...] = field(repr=False)
+    extradata: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedFrame:
+    """One packet: `frame` is its presentation number, `is_key` as in `VideoInfo.key_frames`."""
+
+    frame: int
+    pts: int
+    dts: int
+    size_bytes: int
+    is_key: bool
+
+
+@dataclass(frozen=True)
+class VideoIndex:
+    """A file's packets in decode order."""
+
+    info: VideoInfo
+    coded: tuple[CodedFrame, ...]
+
+    def position(self, frame: int) -> int:
+        """The place in decode order of a presentation number."""
+        if not self.info.has_b_frames:
+            return frame
+        return next(k for k, coded in enumerate(self.coded) if coded.frame == frame)
+
+
+def probe(file: Path) -> VideoInfo:
+    """Describe a video file without decoding it.
+
+    Raises:
+        BadRequest: the file is missing, empty, a Git-LFS pointer, truncated, or not a video.
+    """
+    return index_video(file).info
+
+
+def index_video(file: Path) -> VideoIndex:
+    """Like `probe`, with every packet. Answers are kept for the last few files while these do not change."""
+    check_file(file)
+    stat = file.stat()
+    return _index_unchanged(file, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+
+
+@lru_cache(maxsize=INDEX_CACHE_FILES)
+def _index_unchanged(file: Path, mtime_ns: int, size_bytes: int, inode: int) -> VideoIndex:
+    with open_video(file) as (container, stream):
+        extradata = bytes(stream.codec_context.extradata or b"")
+        codec = stream.codec_context.codec.canonical_name
+        packets: list[tuple[int, int, int, bool]] = []
+        for packet in demux(container, stream, file):
+            if packet.is_corrupt:
+                raise _truncated(file, f"packet {len(packets)} is cut off")
+            if packet.is_discard:
+                continue
+            if packet.pts is None or packet.dts is None:
+                raise BadRequest(
+                    "video-no-times", f"packet {len(packets)} has no time stamp", where=str(file), do=_REWRAP
+                )
+            is_key = packet.is_keyframe and starts_clean(codec, extradata, packet)
+            packets.append((packet.pts, packet.dts, packet.size, is_key))
+        return _assemble(file, container, stream, codec, extradata, packets)
+
+
+_REWRAP = "re-wrap or record the file again; it cannot be addressed by frame"
+
+
+def _assemble(
+    file: Path,
+    container: InputContainer,
+    stream: VideoStream,
+    codec: str,
+    extradata: bytes,
+    packets: list[tuple[int, int, int, bool]],
+) -> VideoIndex:
+    if not packets:
+        raise BadRequest("video-no-frames", "the video holds no frame", where=str(file), do="record it again")
+    pts = sorted(p[0] for p in packets)
+    rank = {ticks: n for n, ticks in enumerate(pts)}
+    if len(rank) != len(pts):
+        what = f"{len(pts)} frames share {len(rank)} presentation times"
+        raise BadRequest("video-times-repeat", what, where=str(file), do=_REWRAP)
+    assert stream.time_base is not None  # a demuxed stream always has one
+    fps = _fps(stream, pts)
+    coded = tuple(CodedFrame(rank[p], p, d, size, key) for p, d, size, key in packets)
+    info = VideoInfo(
+        file=file,
+        codec=codec,
+        width=stream.codec_context.width,
+        height=stream.codec_context.height,
+        pix_fmt=stream.codec_context.pix_fmt,
+        fps=fps,
+        time_base=stream.time_base,
+        frames=len(pts),
+        key_frames=tuple(sorted(c.frame for c in coded if c.is_key)),
+        has_b_frames=any(c.frame != k for k, c in enumerate(coded)),
+        has_audio=bool(container.streams.audio),
+        duration_s=float(len(pts) / fps) if fps else 0.0,
+        pts=tuple(pts),
+        extradata=extradata,
+    )
+    return VideoIndex(info, coded)
+
+
+def _fps(stream: VideoStream, pts: list[int]) -> Fraction:
+    # Frames over time, not the container's rate: a header may claim another one.
+    if len(pts) > 1:
+        assert stream.time_base is not None
+        exact = Fraction(len(pts) - 1) / ((pts[-1] - pts[0]) * stream.time_base)
+        claimed = stream.average_rate
+        # Tick rounding (a ms time base at 30 fps) is not another rate.
+        if claimed and abs(exact / claimed - 1) * (len(pts) - 1) < 1:
+            return Fraction(claimed)
+        return exact
+    return Fraction(stream.average_rate or 0)
+
+
+def check_file(file: Path) -> None:
+    """Refuse what no decoder can say anything sensible about.
+
+    Raises:
+        BadRequest: missing, empty, a Git-LFS pointer, or an MP4 that is cut off.
+    """
+    if not file.is_file():
+        raise BadRequest("video-missing", "the video file is not there", where=str(file), do="fetch it")
+    size = file.stat().st_size
+    if size == 0:
+        raise BadRequest(
+            "video-empty", "the video file has 0 bytes", where=str(file), do="fetch or record it again"
+        )
+    with file.open("rb") as raw:
+        if raw.read(len(LFS_HEAD)) == LFS_HEAD:
+            raise BadRequest(
+                "video-is-lfs-pointer",
+                f"a Git-LFS pointer of {size} bytes stands where the video should be",
+                where=str(file),
+                do="git lfs pull in the dataset's repository",
+            )
+        _check_boxes(raw, file, size)
+
+
+def _check_boxes(raw: BinaryIO, file: Path, size: int) -> None:
+    """Walk the top-level boxes of an MP4 (ISO/IEC 14496-12, 4.2): each must end inside the file."""
+    raw.seek(0)
+    start, kinds = 0, []
+    while start + 8 <= size:
+        raw.seek(start)
+        head = raw.read(16)
+        length, kind = int.from_bytes(head[:4], "big"), head[4:8]
+        if start == 0 and kind not in MP4_FIRST_BOXES:
+            return
+        if length == 1:
+            length = int.from_bytes(head[8:16], "big")
+        elif length == 0:
+            length = size - start
+        if length < 8 or start + length > size:
+            name, end = kind.decode("latin-1"), start + length
+            raise _truncated(file, f"its '{name}' box should end at byte {end}, the file ends at {size}")
+        kinds.append(kind)
+        start += length
+    if b"moov" not in kinds:
+        raise _truncated(file, "it has no index ('moov' box): the recording was never finished")
+
+
+def _truncated(file: Path, detail: str) -> BadRequest:
+    return BadRequest(
+        "video-truncated", f"the video is cut off: {detail}", where=str(file), do="fetch or record it again"
+    )
+
+
+@contextmanager
+def open_video(file: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file's first video stream; PyAV's errors become one `BadRequest`."""
+    check_file(file)
+    try:
+        container = av.open(str(file), mode="r")
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise BadRequest(
+            "video-not-readable", f"this is no readable video: {error}", where=str(file), do="fetch it again"
+        ) from error
+    with container:
+        if not container.streams.video:
+            what = "the file has no video stream"
+            raise BadRequest("video-no-stream", what, where=str(file), do="fetch it again")
+        stream = container.streams.video[0]
+        # Work is spread over processes by the callers, not over a decoder's own threads.
+        stream.codec_context.thread_count = 1
+        yield container, stream
+
+
+def demux(container: InputContainer, stream: VideoStream, file: Path) -> Iterator[Packet]:
+    """The stream's packets from the current place on, without the empty one at the end."""
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                yield packet
+    except av.FFmpegError as error:
+        raise _truncated(file, str(error)) from error
+
+
+def starts_clean(codec: str, extradata: bytes, packet: Packet) -> bool:
+    """Whether decoding can start at this key packet whatever came before it.
+
+    H.264 and HEVC also mark open-GOP pictures as key frames; only IDR (H.264 NAL type 5) and IDR or BLA
+    pictures (HEVC NAL types 16 to 20) reset the decoder (ITU-T H.264 7.4.1.2.4, H.265 7.4.2.2).
+    """
+    if codec == "h264" and len(extradata) > 6 and extradata[0] == 1:
+        return 5 in {unit & 0x1F for unit in _unit_heads(bytes(packet), (extradata[4] & 3) + 1)}
+    if codec == "hevc" and len(extradata) > 22 and extradata[0] == 1:
+        kinds = {(unit >> 1) & 0x3F for unit in _unit_heads(bytes(packet), (extradata[21] & 3) + 1)}
+        return bool(kinds & set(range(16, 21)))
+    return True
+
+
+def _unit_heads(payload: bytes, length_size: int) -> Iterator[int]:
+    """First byte of each NAL unit of a length-prefixed packet (ISO/IEC 14496-15)."""
+    at = 0
+    while at + length_size < len(payload):
+        length = int.from_bytes(payload[at : at + length_size], "big")
+        at += length_size
+        yield payload[at]
+        at += length
+
+
+def describe_extradata(extradata: bytes) -> str:
+    """A short form for messages."""
+    return f"{len(extradata)} bytes, sha256 {hashlib.sha256(extradata).hexdigest()[:12]}"

@@ -1,0 +1,254 @@
+"""Small meta files of any version: info.json, features, task tables, JSON lines, parquet footers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stack.dataset.model import Feature
+from stack.errors import BadRequest
+
+LFS_MARK = b"version https://git-lfs"
+PARQUET_MARK = b"PAR1"
+CHANNEL_COUNTS = (1, 3, 4)
+
+Notes = list[tuple[str, str]]
+
+
+def read_info(root: Path) -> dict[str, Any]:
+    """Parse meta/info.json and make sure that fps and features can be used.
+
+    Raises:
+        BadRequest: missing, not JSON, a Git-LFS pointer, no features, no positive fps.
+    """
+    file = root / "meta" / "info.json"
+    if not root.is_dir():
+        raise BadRequest("dataset-missing", "there is no such dataset folder", where=str(root))
+    if not file.is_file():
+        raise BadRequest(
+            "dataset-info-missing",
+            "meta/info.json is not there, so this is no LeRobot dataset",
+            where=str(root),
+            do="name the folder that holds meta/, data/ and videos/",
+        )
+    refuse_pointer(file)
+    try:
+        info = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(
+            "dataset-info-not-json", f"meta/info.json is not JSON: {error}", where=str(file)
+        ) from error
+    if not isinstance(info, dict) or not isinstance(info.get("features"), dict) or not info["features"]:
+        raise BadRequest("dataset-info-no-features", "meta/info.json declares no features", where=str(file))
+    fps = info.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not fps > 0:
+        raise BadRequest(
+            "dataset-info-no-fps", f"fps must be a positive number, not {fps!r}", where=str(file)
+        )
+    return info
+
+
+def read_features(info: Mapping[str, Any], notes: Notes) -> dict[str, Feature]:
+    """All features of info.json, made regular; what had to be guessed goes to `notes`."""
+    features = {}
+    for name, raw in info["features"].items():
+        if not isinstance(raw, dict) or not isinstance(raw.get("dtype"), str):
+            notes.append(("feature-unreadable", f"{name}: no dtype; the feature is left out"))
+            continue
+        features[name] = _feature(name, raw, notes)
+    return features
+
+
+def _feature(name: str, raw: dict[str, Any], notes: Notes) -> Feature:
+    shape = _shape(name, raw, notes)
+    if raw["dtype"] in ("video", "image"):
+        return Feature(name, raw["dtype"], _height_first(name, shape, notes), raw=raw)
+    names = None
+    if len(shape) == 1:
+        given = flatten_names(raw.get("names"))
+        if given is not None and len(given) == shape[0]:
+            names = given
+        elif given is not None:
+            notes.append(
+                ("names-length", f"{name}: {len(given)} names for {shape[0]} channels; they are not used")
+            )
+    return Feature(name, raw["dtype"], shape, names, _fields(name, shape, raw, notes), raw)
+
+
+def _shape(name: str, raw: dict[str, Any], notes: Notes) -> tuple[int, ...]:
+    shape = raw.get("shape")
+    if isinstance(shape, int):
+        shape = [shape]
+    if not isinstance(shape, (list, tuple)) or not all(
+        isinstance(size, (int, float)) and size == int(size) and size > 0 for size in shape
+    ):
+        notes.append(("shape-unreadable", f"{name}: shape {shape!r}; taken as one value a frame"))
+        return (1,)
+    return tuple(int(size) for size in shape) or (1,)
+
+
+def _height_first(name: str, shape: tuple[int, ...], notes: Notes) -> tuple[int, ...]:
+    if len(shape) == 3 and shape[0] in CHANNEL_COUNTS and shape[2] not in CHANNEL_COUNTS:
+        notes.append(("camera-channel-first", f"{name}: shape {list(shape)} has the channels first"))
+        return (shape[1], shape[2], shape[0])
+    return shape
+
+
+def flatten_names(names: Any) -> tuple[str, ...] | None:
+    """Channel names in any of the forms in use: list, list of lists, dict of lists, dict name -> position."""
+    if isinstance(names, str):
+        return (names,)
+    if isinstance(names, dict):
+        if names and all(isinstance(v, int) and not isinstance(v, bool) for v in names.values()):
+            return tuple(str(key) for key in sorted(names, key=lambda key: int(names[key])))
+        names = list(names.values())
+    if not isinstance(names, list):
+        return None
+    flat: list[str] = []
+    for item in names:
+        inner = flatten_names(item) if isinstance(item, (list, dict)) else (str(item),)
+        flat.extend(inner or ())
+    return tuple(flat)
+
+
+def _fields(
+    name: str, shape: tuple[int, ...], raw: dict[str, Any], notes: Notes
+) -> dict[str, tuple[int, ...]]:
+    table = raw.get("field_descriptions")
+    if not isinstance(table, dict):
+        return {}
+    fields = {}
+    for field, entry in table.items():
+        indices = entry.get("indices") if isinstance(entry, dict) else None
+        if not isinstance(indices, list) or not all(
+            isinstance(i, int) and 0 <= i < shape[0] for i in indices
+        ):
+            notes.append(("field-unreadable", f"{name}: field '{field}' has no usable indices"))
+            continue
+        fields[field] = tuple(indices)
+    return fields
+
+
+def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file; blank lines are skipped.
+
+    Raises:
+        BadRequest: a line is not a JSON object; the line's number is named.
+    """
+    refuse_pointer(file)
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise BadRequest("dataset-meta-not-text", f"not UTF-8 text: {error}", where=str(file)) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadRequest(
+                "dataset-meta-not-json", f"this line is not JSON: {error}", where=f"{file}:{number}"
+            ) from error
+        if not isinstance(entry, dict):
+            raise BadRequest("dataset-meta-not-json", "this line is no object", where=f"{file}:{number}")
+        yield entry
+
+
+def read_tasks(root: Path, notes: Notes) -> dict[int, str]:
+    """task_index -> text, by key, from tasks.jsonl or either layout of tasks.parquet."""
+    parquet, lines = root / "meta" / "tasks.parquet", root / "meta" / "tasks.jsonl"
+    if parquet.is_file():
+        pairs = _tasks_of_parquet(parquet)
+    elif lines.is_file():
+        pairs = [(entry.get("task_index"), entry.get("task")) for entry in read_json_lines(lines)]
+    else:
+        notes.append(("tasks-missing", "there is no task table in meta/"))
+        return {}
+    tasks: dict[int, str] = {}
+    for key, text in pairs:
+        if not isinstance(key, (int, float)) or key != int(key) or not isinstance(text, str):
+            notes.append(("task-unreadable", f"task_index {key!r} with text {text!r} is left out"))
+        elif int(key) in tasks and tasks[int(key)] != text:
+            notes.append(
+                ("task-index-twice", f"task_index {int(key)} is both '{tasks[int(key)]}' and '{text}'")
+            )
+        else:
+            tasks[int(key)] = text
+    return tasks
+
+
+def _tasks_of_parquet(file: Path) -> list[tuple[Any, Any]]:
+    table = read_table(file)
+    if "task_index" not in table.column_names:
+        raise BadRequest("dataset-tasks-no-key", "tasks.parquet has no task_index column", where=str(file))
+    # lerobot up to 0.4.4 leaves the pandas index unnamed; hand-made files use a plain column.
+    for column in ("task", "__index_level_0__"):
+        if column in table.column_names:
+            texts = table.column(column).to_pylist()
+            return list(zip(table.column("task_index").to_pylist(), texts, strict=True))
+    raise BadRequest("dataset-tasks-no-text", "tasks.parquet has no column of task texts", where=str(file))
+
+
+def refuse_pointer(file: Path) -> None:
+    """Refuse a Git-LFS pointer or an empty file where a payload is expected."""
+    size = file.stat().st_size
+    if size == 0:
+        raise BadRequest(
+            "dataset-file-empty", "the file has zero bytes", where=str(file), do="fetch this file again"
+        )
+    with file.open("rb") as handle:
+        head = handle.read(len(LFS_MARK))
+    if head == LFS_MARK:
+        raise BadRequest(
+            "dataset-lfs-pointer",
+            "a Git-LFS pointer lies here in place of the file itself",
+            where=str(file),
+            do=f"run `git lfs pull` in {file.parent}",
+        )
+
+
+def open_parquet(file: Path) -> pq.ParquetFile:
+    """Open a parquet file's footer; nothing else is read.
+
+    Raises:
+        BadRequest: missing, zero bytes, a Git-LFS pointer, truncated, not parquet.
+    """
+    if not file.is_file():
+        raise BadRequest("dataset-file-missing", "the file is not there", where=str(file))
+    refuse_pointer(file)
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        starts = handle.read(4) == PARQUET_MARK
+        handle.seek(max(0, size - 4))
+        ends = handle.read(4) == PARQUET_MARK
+    if starts and not (ends and size >= 12):
+        raise BadRequest(
+            "dataset-file-truncated",
+            f"the parquet file ends early: its {size} bytes have no footer",
+            where=str(file),
+            do="fetch this file again",
+        )
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise BadRequest(
+            "dataset-file-not-parquet", f"not a parquet file: {error}", where=str(file)
+        ) from error
+
+
+def read_table(file: Path) -> pa.Table:
+    """A whole small parquet file; a column that occurs twice is kept once, the first."""
+    with open_parquet(file) as parquet:
+        try:
+            table = parquet.read()
+        except (pa.ArrowException, OSError) as error:
+            raise BadRequest("dataset-file-damaged", f"cannot be read: {error}", where=str(file)) from error
+    seen: dict[str, int] = {}
+    for position, column in enumerate(table.column_names):
+        seen.setdefault(column, position)
+    return table.select(list(seen.values()))

@@ -1,0 +1,185 @@
+"""Episodes of v2.0 and v2.1 datasets: one parquet file an episode, one video file an episode and camera."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stack.dataset.model import ClipRef, Dataset, Episode, Feature, Origin, RowsRef
+from stack.dataset.read_meta import Notes, open_parquet, read_json_lines
+from stack.errors import BadRequest
+
+DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+_EPISODE = re.compile(r"^episode[_-](\d+)$")
+
+Found = dict[int, list[Path]]
+
+
+def read_episodes_v2(
+    root: Path,
+    source: str,
+    info: Mapping[str, Any],
+    features: Mapping[str, Feature],
+    tasks: Mapping[int, str],
+    notes: Notes,
+) -> tuple[Episode, ...]:
+    """All episodes that have rows, ascending; lengths counted from the parquet footers."""
+    files = _data_files(root, info, notes)
+    listed = _listed_episodes(root, notes)
+    if gone := sorted(set(listed) - set(files)):
+        notes.append(("episodes-without-rows", f"listed in meta/ but without a data file: {gone}"))
+    if listed and (extra := sorted(set(files) - set(listed))):
+        notes.append(("episodes-not-listed", f"have a data file but are not in episodes.jsonl: {extra}"))
+    cameras = [name for name, feature in features.items() if feature.dtype == "video"]
+    clips = {camera: _video_files(root, info, camera, sorted(files), notes) for camera in cameras}
+    episodes = []
+    for index, file in sorted(files.items()):
+        with open_parquet(file) as parquet:
+            length = parquet.metadata.num_rows
+        entry = listed.get(index, {})
+        if isinstance(entry.get("length"), (int, float)) and entry["length"] != length:
+            notes.append(
+                ("length-differs", f"episode {index}: {entry['length']} frames listed, {length} rows")
+            )
+        episodes.append(
+            Episode(
+                index=index,
+                length=length,
+                tasks=_task_texts(entry, tasks),
+                rows=RowsRef(file, 0, length),
+                clips={c: ClipRef(found[index], 0, length) for c, found in clips.items() if index in found},
+                origin=Origin(source, index),
+            )
+        )
+    _note_missing_columns(episodes, notes)
+    return tuple(episodes)
+
+
+def expected_file(dataset: Dataset, template: str, episode: int, camera: str = "") -> Path | None:
+    """Where info.json's template puts a file of an episode; None where the template does not resolve."""
+    return _resolve(dataset.root, template, dataset.info, episode, camera)
+
+
+def _data_files(root: Path, info: Mapping[str, Any], notes: Notes) -> dict[int, Path]:
+    found = _by_number((root / "data").glob("**/*.parquet"))
+    if not found:
+        raise BadRequest(
+            "dataset-no-rows",
+            "there is no file data/**/episode_NNNNNN.parquet, so there are no rows",
+            where=str(root),
+            do="fetch the data folder of this dataset",
+        )
+    return _choose(root, str(info.get("data_path") or DATA_PATH), info, "", found, notes)
+
+
+def _video_files(
+    root: Path, info: Mapping[str, Any], camera: str, episodes: list[int], notes: Notes
+) -> dict[int, Path]:
+    folders = [f for top in ("videos", "video") for f in (root / top).glob(f"**/{camera}") if f.is_dir()]
+    found = _by_number(file for folder in folders for file in folder.glob("*.mp4"))
+    if not found:
+        notes.append(("camera-without-files", f"{camera} is declared but has no video file"))
+        return {}
+    files = _choose(root, str(info.get("video_path") or VIDEO_PATH), info, camera, found, notes)
+    if missing := [episode for episode in episodes if episode not in files]:
+        notes.append(("clips-missing", f"{camera} has no video file for episodes {missing}"))
+    return files
+
+
+def _by_number(files: Any) -> Found:
+    found: Found = {}
+    for file in sorted(files):
+        if match := _EPISODE.match(file.stem):
+            found.setdefault(int(match[1]), []).append(file)
+    return found
+
+
+def _choose(
+    root: Path, template: str, info: Mapping[str, Any], camera: str, found: Found, notes: Notes
+) -> dict[int, Path]:
+    """One file an episode: the template's where it exists, else the only one with that number."""
+    chosen, elsewhere = {}, []
+    for index, candidates in sorted(found.items()):
+        expected = _resolve(root, template, info, index, camera)
+        if expected is not None and expected in candidates:
+            chosen[index] = expected
+            if len(candidates) > 1:
+                others = [str(c.relative_to(root)) for c in candidates if c != expected]
+                notes.append(("stray-files", f"episode {index}: not named by the template: {others}"))
+            continue
+        if len(candidates) > 1:
+            names = ", ".join(str(c.relative_to(root)) for c in candidates)
+            raise BadRequest(
+                "dataset-files-ambiguous",
+                f"episode {index} has {len(candidates)} files and the template names none of them: {names}",
+                where=str(root),
+                do="correct the path template in info.json, or move the stray file away",
+            )
+        chosen[index] = candidates[0]
+        elsewhere.append(index)
+    if elsewhere:
+        what = f"{camera}: " if camera else ""
+        notes.append(
+            (
+                "template-unresolved",
+                f"{what}template '{template}' does not lead to the files of {len(elsewhere)} episodes; "
+                "they were found by their number",
+            )
+        )
+    return chosen
+
+
+def _resolve(root: Path, template: str, info: Mapping[str, Any], episode: int, camera: str) -> Path | None:
+    size = info.get("chunks_size")
+    chunk = episode // int(size) if isinstance(size, (int, float)) and size >= 1 else 0
+    keys = {"episode_chunk": chunk, "chunk_index": chunk, "episode_index": episode, "video_key": camera}
+    try:
+        return root / template.format(**keys)
+    except (KeyError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def _listed_episodes(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
+    file = root / "meta" / "episodes.jsonl"
+    if not file.is_file():
+        notes.append(
+            ("episodes-list-missing", "meta/episodes.jsonl is not there; episodes come from the files")
+        )
+        return {}
+    listed: dict[int, dict[str, Any]] = {}
+    for entry in read_json_lines(file):
+        index = entry.get("episode_index")
+        if not isinstance(index, (int, float)) or index != int(index):
+            notes.append(("episode-unreadable", f"episodes.jsonl has an entry with episode_index {index!r}"))
+        elif int(index) in listed:
+            notes.append(
+                ("episode-listed-twice", f"episode {int(index)} is listed twice; the first one counts")
+            )
+        else:
+            listed[int(index)] = entry
+    return listed
+
+
+def _task_texts(entry: Mapping[str, Any], tasks: Mapping[int, str]) -> tuple[str, ...]:
+    given = entry.get("tasks")
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, list):
+        return tuple(tasks.get(t, str(t)) if isinstance(t, int) else str(t) for t in given)
+    return (next(iter(tasks.values())),) if len(tasks) == 1 else ()
+
+
+def _note_missing_columns(episodes: list[Episode], notes: Notes) -> None:
+    missing: dict[str, list[int]] = {}
+    for episode in episodes:
+        with open_parquet(episode.rows.file) as parquet:
+            columns = set(parquet.schema_arrow.names)
+        for column in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
+            if column not in columns:
+                missing.setdefault(column, []).append(episode.index)
+    for column, where in missing.items():
+        shown = "all episodes" if len(where) == len(episodes) else f"episodes {where}"
+        notes.append(("column-missing", f"{column} is missing in {shown}; it is derived when writing"))

@@ -1,0 +1,224 @@
+"""Episodes of v3.0 datasets in all dialects: many episodes a file, addressed by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
+from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, read_table
+from stack.errors import BadRequest
+
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+def read_episodes_v30(
+    root: Path,
+    source: str,
+    info: Mapping[str, Any],
+    features: Mapping[str, Feature],
+    tasks: Mapping[int, str],
+    notes: Notes,
+) -> tuple[Episode, ...]:
+    """All episodes that have rows, ascending by episode_index.
+
+    Rows are found by their own episode_index (or, without that column, by dataset_from_index), never by the
+    file numbers of the episode table: several releases of the official converter write those wrong.
+    """
+    table = _episode_table(root, notes)
+    rows = _rows_by_episode(root, table)
+    if gone := sorted(set(table) - set(rows)):
+        notes.append(("episodes-without-rows", f"listed in meta/ but without rows: {gone}"))
+    if extra := sorted(set(rows) - set(table)):
+        notes.append(("episodes-not-listed", f"have rows but are not in the episode table: {extra}"))
+    for index in sorted(set(rows) & set(table)):
+        listed = table[index].get("length")
+        if listed is not None and int(listed) != rows[index].count:
+            notes.append(
+                ("length-differs", f"episode {index}: {int(listed)} frames listed, {rows[index].count} rows")
+            )
+    clips: dict[int, dict[str, ClipRef]] = {index: {} for index in rows}
+    for camera, feature in features.items():
+        if feature.dtype == "video":
+            for index, clip in _clips(root, camera, info, table, rows, notes).items():
+                clips[index][camera] = clip
+    return tuple(
+        Episode(
+            index=index,
+            length=ref.count,
+            tasks=_task_texts(table.get(index, {}), tasks),
+            rows=ref,
+            clips=clips[index],
+            origin=Origin(source, index),
+        )
+        for index, ref in sorted(rows.items())
+    )
+
+
+def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
+    """episode_index -> its row, over all files of meta/episodes; statistics columns are left out."""
+    files = sorted((root / "meta" / "episodes").glob("**/*.parquet"))
+    entries: list[dict[str, Any]] = []
+    for file in files:
+        table = read_table(file)
+        kept = [name for name in table.column_names if not name.startswith("stats/")]
+        entries.extend(table.select(kept).to_pylist())
+    if not files:
+        lines = root / "meta" / "episodes.jsonl"
+        if not lines.is_file():
+            raise BadRequest(
+                "dataset-no-episodes", "there is no file meta/episodes/**/*.parquet", where=str(root)
+            )
+        entries = list(read_json_lines(lines))
+    by_key: dict[int, dict[str, Any]] = {}
+    for entry in entries:
+        index = _whole(entry.get("episode_index"))
+        if index is None:
+            notes.append(
+                ("episode-unreadable", f"an episode entry has episode_index {entry.get('episode_index')!r}")
+            )
+        elif index not in by_key:
+            by_key[index] = entry
+        elif by_key[index] != entry:
+            notes.append(("episode-listed-twice", f"episode {index} is listed twice; the first one counts"))
+    return by_key
+
+
+def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict[int, RowsRef]:
+    files = sorted((root / "data").glob("**/*.parquet"))
+    if not files:
+        raise BadRequest(
+            "dataset-no-rows",
+            "there is no parquet file below data/, so there are no rows",
+            where=str(root),
+            do="fetch the data folder of this dataset",
+        )
+    rows: dict[int, RowsRef] = {}
+    position = 0
+    for file in files:
+        with open_parquet(file) as parquet:
+            count = parquet.metadata.num_rows
+            keyed = "episode_index" in parquet.schema_arrow.names
+            if keyed:
+                column = parquet.read(columns=["episode_index"]).column("episode_index")
+        if keyed:
+            numbers = column.to_numpy().reshape(-1)
+        else:
+            numbers = _numbers_by_position(table, position, count)
+        position += count
+        _add_runs(file, numbers, rows)
+    return rows
+
+
+def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, count: int) -> np.ndarray:
+    numbers = np.full(count, -1, dtype=np.int64)
+    for index, entry in table.items():
+        start, stop = _whole(entry.get("dataset_from_index")), _whole(entry.get("dataset_to_index"))
+        if start is not None and stop is not None:
+            numbers[max(0, start - position) : max(0, min(count, stop - position))] = index
+    return numbers
+
+
+def _add_runs(file: Path, numbers: np.ndarray, rows: dict[int, RowsRef]) -> None:
+    cuts = np.flatnonzero(np.diff(numbers)) + 1
+    bounds = [0, *cuts.tolist(), len(numbers)]
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        if start == stop:
+            continue
+        number = float(numbers[start])
+        if number < 0 or number != int(number):
+            raise BadRequest(
+                "dataset-rows-unowned",
+                f"rows {start} to {stop} belong to no episode (episode_index {number})",
+                where=str(file),
+            )
+        index = int(number)
+        if index in rows:
+            first = rows[index]
+            raise BadRequest(
+                "dataset-rows-scattered",
+                f"the rows of episode {index} lie in two places: {first.file.name} from row {first.start} "
+                f"({first.count} rows) and {file.name} from row {start} ({stop - start} rows)",
+                where=str(file),
+                do="remove the file that does not belong here",
+            )
+        rows[index] = RowsRef(file, start, stop - start)
+
+
+def _clips(
+    root: Path,
+    camera: str,
+    info: Mapping[str, Any],
+    table: Mapping[int, Mapping[str, Any]],
+    rows: Mapping[int, RowsRef],
+    notes: Notes,
+) -> dict[int, ClipRef]:
+    by_file: dict[Path, list[tuple[float, int]]] = {}
+    missing = []
+    for index in sorted(rows):
+        entry = table.get(index, {})
+        file = _video_file(root, camera, info, entry)
+        if file is None:
+            missing.append(index)
+            continue
+        start_s = entry.get(f"videos/{camera}/from_timestamp")
+        by_file.setdefault(file, []).append((float(start_s) if start_s is not None else 0.0, index))
+    if missing:
+        code = "clips-missing" if by_file else "camera-without-files"
+        notes.append((code, f"{camera} has no video file for episodes {missing}"))
+    clips = {}
+    for file, starts in by_file.items():
+        position = 0
+        for start_s, index in sorted(starts):
+            start = round(start_s * float(info["fps"]))
+            if start != position:
+                notes.append(
+                    (
+                        "clip-start-differs",
+                        f"{camera}, episode {index}: from_timestamp {start_s:g} s is frame {start} of "
+                        f"{file.name}, but {position} frames lie before it",
+                    )
+                )
+            clips[index] = ClipRef(file, start, rows[index].count)
+            position += rows[index].count
+    return clips
+
+
+def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping[str, Any]) -> Path | None:
+    chunk = _whole(entry.get(f"videos/{camera}/chunk_index"))
+    file = _whole(entry.get(f"videos/{camera}/file_index"))
+    index = _whole(entry.get("episode_index"))
+    keys = {
+        "video_key": camera,
+        "chunk_index": chunk if chunk is not None else 0,
+        "file_index": file if file is not None else index or 0,
+        "episode_index": index or 0,
+        "episode_chunk": chunk if chunk is not None else 0,
+    }
+    templates = (info.get("video_path"), VIDEO_PATH, VIDEO_PATH.replace("videos/", "video/"))
+    for template in templates:
+        try:
+            path = root / str(template).format(**keys)
+        except (KeyError, ValueError, IndexError, AttributeError):
+            continue
+        if path.is_file():
+            return path
+    return None
+
+
+def _task_texts(entry: Mapping[str, Any], tasks: Mapping[int, str]) -> tuple[str, ...]:
+    given = entry.get("tasks")
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, list):
+        return tuple(tasks.get(t, str(t)) if isinstance(t, int) else str(t) for t in given)
+    return (next(iter(tasks.values())),) if len(tasks) == 1 else ()
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
+        return int(value)
+    return None

@@ -1,0 +1,208 @@
+"""Row access: the columns of one episode as numpy arrays, whatever form the parquet file has them in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stack.dataset.model import Episode, Feature, RowsRef
+from stack.dataset.read_meta import open_parquet
+from stack.errors import BadRequest
+
+
+def column_names(rows: RowsRef) -> tuple[str, ...]:
+    """Top-level columns of the file that holds these rows."""
+    return _columns(rows.file, _stamp(rows.file))
+
+
+def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
+    """These columns of an episode's rows; only the row groups that hold them are read.
+
+    Raises:
+        BadRequest: a column is not there, or the file cannot be read.
+    """
+    present = column_names(rows)
+    for column in columns:
+        if column not in present:
+            raise BadRequest(
+                "rows-no-column",
+                f"there is no column '{column}'; the file has: {', '.join(present)}",
+                where=str(rows.file),
+            )
+    table, first = _read_groups(rows.file, _stamp(rows.file), rows.start, rows.count, tuple(columns))
+    return table.slice(rows.start - first, rows.count)
+
+
+def column_array(episode: Episode, feature: Feature) -> np.ndarray:
+    """One feature of one episode.
+
+    One-element lists become scalars, bare scalars serve one-wide vectors, doubles serve integers.
+
+    Returns:
+        (L,) for shape (1,), else (L, D) for a vector or (L, *shape); float64 for floating dtypes, int64 for
+        integers and bool. A null in a floating column becomes NaN.
+
+    Raises:
+        BadRequest: the column is missing, ragged, of another width than declared, holds nulls or fractions
+            where integers are declared, or is no number at all.
+    """
+    return decode_column(read_rows(episode.rows, [feature.name]).column(feature.name), episode, feature)
+
+
+def decode_column(column: pa.ChunkedArray, episode: Episode, feature: Feature) -> np.ndarray:
+    """As `column_array`, from a column that has been read already."""
+    values = _flat_values(column, episode, feature)
+    width = int(np.prod(feature.shape))
+    if len(values) != episode.length * width:
+        raise _ragged(column, episode, feature, width)
+    if not np.issubdtype(np.dtype(_numpy_dtype(feature)), np.floating):
+        values = _as_int64(values, episode, feature, width)
+    else:
+        values = values.astype(np.float64, copy=False)
+    return values if feature.shape == (1,) else values.reshape(episode.length, *feature.shape)
+
+
+def text_column(episode: Episode, name: str) -> list[str | None]:
+    """A column of texts, one a frame."""
+    values: list[str | None] = read_rows(episode.rows, [name]).column(name).cast(pa.string()).to_pylist()
+    return values
+
+
+def _numpy_dtype(feature: Feature) -> str:
+    try:
+        return np.dtype(feature.dtype).name
+    except TypeError:
+        raise BadRequest(
+            "rows-not-numeric", f"{feature.name} has dtype '{feature.dtype}', which is no number"
+        ) from None
+
+
+def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) -> np.ndarray:
+    """All numbers of the column in row order; lists of any depth are opened."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    width = int(np.prod(feature.shape))
+    while _is_list(array.type):
+        lengths = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
+        if len(array) == episode.length and len(np.unique(lengths)) > 1:
+            raise _ragged(column, episode, feature, width)
+        if pa.types.is_fixed_size_list(array.type) and array.null_count:
+            raise _ragged(column, episode, feature, width)
+        array = array.flatten()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        raise BadRequest(
+            "rows-not-numeric",
+            f"{feature.name} is declared {feature.dtype} but stored as {column.type}",
+            where=str(episode.rows.file),
+        )
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _as_int64(values: np.ndarray, episode: Episode, feature: Feature, width: int) -> np.ndarray:
+    if np.issubdtype(values.dtype, np.integer):
+        if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
+            raise BadRequest(
+                "rows-integer-too-big",
+                f"{feature.name} holds {values.max()}, which no int64 can hold",
+                where=f"{episode.rows.file}, episode {episode.index}",
+            )
+        return values.astype(np.int64, copy=False)
+    with np.errstate(invalid="ignore"):
+        whole = np.isfinite(values) & (values == np.round(values)) & (np.abs(values) < 2.0**63)
+    if not whole.all():
+        at = int(np.argmin(whole))
+        raise BadRequest(
+            "rows-not-integer",
+            f"{feature.name} is declared {feature.dtype} but holds {values[at]} at frame {at // width}",
+            where=f"{episode.rows.file}, episode {episode.index}",
+        )
+    return values.astype(np.int64)
+
+
+def _ragged(column: pa.ChunkedArray, episode: Episode, feature: Feature, width: int) -> BadRequest:
+    for frame, value in enumerate(column.to_pylist()):
+        got = _count(value)
+        if got != width:
+            return BadRequest(
+                "rows-width",
+                f"{feature.name} is declared {width} wide but has {got} values at frame {frame}",
+                where=f"{episode.rows.file}, episode {episode.index}",
+                do="leave the episode out, or correct the feature's shape",
+            )
+    return BadRequest(
+        "rows-width", f"{feature.name} does not fit shape {feature.shape}", where=str(episode.rows.file)
+    )
+
+
+def _count(value: object) -> int:
+    if isinstance(value, list):
+        return sum(_count(item) for item in value)
+    return 0 if value is None else 1
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return (0, 0)
+    return (stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=64)
+def _columns(file: Path, stamp: tuple[int, int]) -> tuple[str, ...]:
+    with open_parquet(file) as parquet:
+        return tuple(parquet.schema_arrow.names)
+
+
+def _read_groups(
+    file: Path, stamp: tuple[int, int], start: int, count: int, columns: tuple[str, ...]
+) -> tuple[pa.Table, int]:
+    groups, first = _groups_of(file, stamp, start, count)
+    return _read_whole_groups(file, stamp, groups, columns), first
+
+
+@lru_cache(maxsize=4096)
+def _groups_of(file: Path, stamp: tuple[int, int], start: int, count: int) -> tuple[tuple[int, ...], int]:
+    """Row groups that hold the rows, and the position of the first row of the first group."""
+    groups, first, position = [], start, 0
+    with open_parquet(file) as parquet:
+        for group in range(parquet.num_row_groups):
+            size = parquet.metadata.row_group(group).num_rows
+            if position < start + count and position + size > start:
+                if not groups:
+                    first = position
+                groups.append(group)
+            position += size
+    return tuple(groups), first
+
+
+@lru_cache(maxsize=8)
+def _read_whole_groups(
+    file: Path, stamp: tuple[int, int], groups: tuple[int, ...], columns: tuple[str, ...]
+) -> pa.Table:
+    # Other writers put all episodes of a file into one row group: without the cache, every episode would
+    # read the whole file again.
+    with open_parquet(file) as parquet:
+        try:
+            table = parquet.read_row_groups(list(groups), columns=list(columns), use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise BadRequest(
+                "dataset-file-damaged", f"the rows cannot be read: {error}", where=str(file)
+            ) from error
+    # pyarrow takes `action` for `action.raw` too, and a file may hold a column twice.
+    return table.select([table.column_names.index(column) for column in columns])

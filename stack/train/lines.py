@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
+import sys
+import types
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,12 +75,37 @@ def versions() -> dict[str, str]:
 
 def modeling() -> Any:
     """lerobot's module with the pi0.5 model."""
-    return importlib.import_module(MODELING)
+    return _import_policies(MODELING)
 
 
 def processor() -> Any:
     """lerobot's module with the pi0.5 processors."""
-    return importlib.import_module(PROCESSOR)
+    return _import_policies(PROCESSOR)
+
+
+class _AbsentModule(types.ModuleType):
+    """Stands in for a package that is left out of the slim install; any use of it says so."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotAble("package-left-out", f"{self.__name__} is not installed, but {name} of it was asked for")
+
+
+def _import_policies(name: str) -> Any:
+    """Import a module below `lerobot.policies`.
+
+    The newer line's package imports all policies, and one that is not ours imports OpenCV at its top; the
+    slim install has none. The stand-in is taken away again, so that nobody mistakes it for the package.
+    """
+    absent = "cv2" not in sys.modules and importlib.util.find_spec("cv2") is None
+    if absent:
+        sys.modules["cv2"] = _AbsentModule("cv2")
+    try:
+        return importlib.import_module(name)
+    finally:
+        if absent:
+            sys.modules.pop("cv2", None)
 
 
 def checkpoint_functions() -> Any:

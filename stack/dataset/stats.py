@@ -1,0 +1,192 @@
+"""Exact statistics: pooled over all rows or sampled pixels in float64, never averaged over episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stack.dataset.model import ClipRef
+from stack.dataset.video import decode
+from stack.errors import BadRequest
+
+QUANTILES: dict[str, float] = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+CHANNELS_AT_ONCE = 8  # bounds the float64 copy: 305,425 rows x 8 channels are 20 MB
+
+# lerobot/datasets/compute_stats.py: estimate_num_samples and auto_downsample_height_width.
+SAMPLES_MIN, SAMPLES_MAX, SAMPLES_POWER = 100, 10_000, 0.75
+DOWNSAMPLE_FROM_PX, DOWNSAMPLE_TO_PX = 300, 150
+LEVELS = 256
+
+
+@dataclass(frozen=True)
+class Stats:
+    """One feature's entry in stats.json.
+
+    All but `count` have the same shape: (D,) for vectors, (1,) for scalars, (3, 1, 1) for cameras in [0, 1].
+    float64; `min` and `max` are int64 for integer features. `count` is int64 (1,): rows, or sampled frames.
+    `std` is the population's. Quantiles are `numpy.percentile`'s linear definition.
+    """
+
+    min: NDArray[Any]
+    max: NDArray[Any]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    count: NDArray[np.int64]
+    q01: NDArray[np.float64]
+    q10: NDArray[np.float64]
+    q50: NDArray[np.float64]
+    q90: NDArray[np.float64]
+    q99: NDArray[np.float64]
+
+    def to_json(self) -> dict[str, Any]:
+        """Nested lists, as in stats.json."""
+        return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
+
+
+def vector_stats(values: NDArray[Any], *, where: str = "") -> Stats:
+    """Statistics over rows, exact in float64 also where the mean is far from zero.
+
+    Args:
+        values: (N,) or (N, D...), integer, boolean or floating.
+        where: what error messages call the place, such as the feature's name.
+
+    Raises:
+        BadRequest: no rows, not numeric, or a value that is not finite.
+    """
+    rows = np.asarray(values)
+    if rows.dtype.kind not in "biuf":
+        raise BadRequest("stats-not-numeric", f"statistics need numbers, not {rows.dtype}", where=where)
+    if rows.ndim == 0 or rows.shape[0] == 0:
+        raise BadRequest("stats-no-rows", "statistics over no rows do not exist", where=where)
+    if rows.dtype.kind == "b":
+        rows = rows.astype(np.int64)
+    shape = rows.shape[1:] or (1,)
+    table = rows.reshape(rows.shape[0], -1)
+    blocks = [
+        _block_stats(table[:, start : start + CHANNELS_AT_ONCE], start, where)
+        for start in range(0, table.shape[1], CHANNELS_AT_ONCE)
+    ]
+    joined = {key: np.concatenate([block[key] for block in blocks]).reshape(shape) for key in blocks[0]}
+    return Stats(count=np.array([rows.shape[0]], dtype=np.int64), **joined)
+
+
+def _block_stats(block: NDArray[Any], first_channel: int, where: str) -> dict[str, NDArray[Any]]:
+    exact = np.ascontiguousarray(block.astype(np.float64).T)  # (channels, rows): each channel in one run
+    finite = np.isfinite(exact)
+    if not finite.all():
+        channel, row = (int(i) for i in np.argwhere(~finite)[0])
+        bad = int(finite.size - finite.sum())
+        raise BadRequest(
+            "stats-not-finite",
+            f"{bad} of {finite.size} values are NaN or infinite, the first in row {row},"
+            f" channel {first_channel + channel}",
+            where=where,
+            do="leave the episode out (exclude_episodes), or mend its rows",
+        )
+    low, high = block.min(axis=0), block.max(axis=0)
+    if block.dtype.kind == "f":
+        low, high = low.astype(np.float64), high.astype(np.float64)
+    elif block.dtype.kind == "i":
+        low, high = low.astype(np.int64), high.astype(np.int64)
+    mean = exact.mean(axis=1)
+    mean += (exact - mean[:, None]).mean(axis=1)
+    std = np.sqrt(np.square(exact - mean[:, None]).mean(axis=1))
+    constant = low == high
+    mean[constant], std[constant] = low[constant], 0.0
+    quantiles = np.percentile(exact, [100 * q for q in QUANTILES.values()], axis=1)
+    return {"min": low, "max": high, "mean": mean, "std": std, **dict(zip(QUANTILES, quantiles, strict=True))}
+
+
+def sampled_frames(length: int) -> list[int]:
+    """The frames of an episode that camera statistics look at: lerobot's `sample_indices`, ascending."""
+    wanted = max(min(SAMPLES_MIN, length), min(int(length**SAMPLES_POWER), SAMPLES_MAX))
+    return [int(i) for i in np.round(np.linspace(0, length - 1, wanted))]
+
+
+@dataclass(frozen=True)
+class CameraSample:
+    """How often each level occurs in the sampled pixels: (3, 256) int64, and from how many frames.
+
+    uint8 pixels have 256 levels, so pooled histograms lose nothing.
+    """
+
+    histogram: NDArray[np.int64]
+    frames: int
+
+    def merge(self, *others: CameraSample) -> CameraSample:
+        histogram = self.histogram.copy()
+        for other in others:
+            histogram += other.histogram
+        return CameraSample(histogram, self.frames + sum(other.frames for other in others))
+
+    def stats(self) -> Stats:
+        """Levels / 255 in shape (3, 1, 1)."""
+        channels = [_level_stats(counts) for counts in self.histogram]
+        joined = {
+            key: np.array([channel[key] for channel in channels], dtype=np.float64).reshape(-1, 1, 1)
+            for key in channels[0]
+        }
+        return Stats(count=np.array([self.frames], dtype=np.int64), **joined)
+
+
+def sample_camera(clip: ClipRef) -> CameraSample:
+    """Decode an episode's sampled frames in one forward pass.
+
+    As in lerobot 0.4 to 0.6: length ** 0.75 frames, at least 100 and at most 10,000, evenly spaced; pictures
+    whose longer side is 300 px or more are thinned to about 150 px by taking every n-th row and column.
+    """
+    histogram = np.zeros((3, LEVELS), dtype=np.int64)
+    numbers = [clip.start + n for n in sampled_frames(clip.count)]
+    for picture in decode(clip.file, numbers):
+        step = thinning(*picture.shape[:2])
+        thin = picture[::step, ::step]
+        for channel in range(3):
+            histogram[channel] += np.bincount(thin[..., channel].ravel(), minlength=LEVELS)
+    return CameraSample(histogram, len(numbers))
+
+
+def thinning(height: int, width: int) -> int:
+    """Every how many rows and columns are looked at."""
+    longer = max(height, width)
+    return 1 if longer < DOWNSAMPLE_FROM_PX else int(longer / DOWNSAMPLE_TO_PX)
+
+
+def camera_stats(clips: Sequence[ClipRef], *, samples: Iterable[CameraSample] | None = None) -> Stats:
+    """Statistics of one camera over episodes, pooled over all sampled pixels.
+
+    Args:
+        clips: one an episode.
+        samples: what `sample_camera` gave for each clip, where the caller has it already.
+
+    Raises:
+        BadRequest: no clips, or one that cannot be decoded.
+    """
+    taken = list(samples) if samples is not None else [sample_camera(clip) for clip in clips]
+    if not taken:
+        raise BadRequest("stats-no-rows", "statistics over no clips do not exist")
+    return taken[0].merge(*taken[1:]).stats()
+
+
+def _level_stats(counts: NDArray[np.int64]) -> dict[str, float]:
+    levels = [(level, int(n)) for level, n in enumerate(counts) if n]
+    pixels = sum(n for _, n in levels)
+    # Whole numbers, so that nothing is rounded before the last division.
+    total = sum(level * n for level, n in levels)
+    squares = sum(level * level * n for level, n in levels)
+    variance = (squares * pixels - total * total) / (pixels * pixels)
+    ranks = np.cumsum(counts)
+    stats = {
+        "min": levels[0][0] / 255,
+        "max": levels[-1][0] / 255,
+        "mean": total / pixels / 255,
+        "std": variance**0.5 / 255,
+    }
+    for name, q in QUANTILES.items():
+        rank = q * (pixels - 1)
+        below, above = np.searchsorted(ranks, [int(rank), min(int(rank) + 1, pixels - 1)], side="right")
+        stats[name] = float(below + (above - below) * (rank - int(rank))) / 255
+    return stats

@@ -1,1 +1,7 @@
 """MLflow: a journal in the run folder, a shipper that replays it, a local server."""
+
+from stack.tracking.journal import Journal
+from stack.tracking.server import Server, serve
+from stack.tracking.ship import ShipReport, ship
+
+__all__ = ["Journal", "Server", "ShipReport", "serve", "ship"]

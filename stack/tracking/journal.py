@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from stack.tracking.liveness import this_process
+
 JOURNAL = "journal.jsonl"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -59,10 +61,11 @@ class Journal:
                 tags=dict(tags or {}),
                 description=description,
                 pid=os.getpid(),
+                process=this_process(),
             )
         else:
             _end_cut_line(path, self._file)
-            self._write("attempt", tags=dict(tags or {}), pid=os.getpid())
+            self._write("attempt", tags=dict(tags or {}), pid=os.getpid(), process=this_process())
 
     def params(self, params: Mapping[str, Any]) -> None:
         self._write("params", params={key: str(value) for key, value in params.items()})
@@ -78,14 +81,19 @@ class Journal:
         for key in metrics.keys() - finite.keys():
             self.event("nonfinite", metric=key, step=step, value=str(metrics[key]))
 
-    def dataset(self, *, name: str, digest: str, source: str, context: str, profile: Mapping[str, Any]) -> None:
+    def dataset(
+        self, *, name: str, digest: str, source: str, context: str, profile: Mapping[str, Any]
+    ) -> None:
         """A dataset that the run reads; `digest` is a full sha256, `profile` small counts and widths."""
         self._write(
             "dataset", name=name, digest=digest, source=source, context=context, profile=dict(profile)
         )
 
     def artifact(self, path: Path, *, to: str = "") -> None:
-        """A small file to show with the run; it is read when the journal is shipped."""
+        """A small file to show with the run, in the artifact folder `to`; read when the journal is shipped.
+
+        The shipper sends only files below the folder that it ships, so keep a copy in the run folder.
+        """
         relative = os.path.relpath(path, self.folder)
         self._write("artifact", path=relative, to=to)
 

@@ -1,0 +1,290 @@
+"""The tracking server as the shipper sees it. The only module that imports MLflow.
+
+Every call has a short time-out and a bounded number of tries; what is left over is a `NotAble` that names the
+server. Calls may be tried twice on the server's side, so each is one that can be repeated; `create_run`, which
+cannot, is searched for again before it is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from stack.errors import BadRequest, NotAble
+from stack.tracking import names
+from stack.tracking.replay import DIGEST_CHARACTERS, DatasetUse, Point
+
+TIMEOUT_S = 10
+TRIES = 3
+WAIT_S = 1.0
+METRICS_A_BATCH = 1000
+ENTRIES_A_BATCH = 100
+TEXT_BYTES_A_BATCH = 400_000  # a request of more than 1,000,000 bytes is refused
+TAG_OF_INPUT_CHARACTERS = 500
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ML_VIEW = {"mlflow.experimentKind": "custom_model_development"}  # else the page opens as one for chat agents
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Remote:
+    """One tracking server.
+
+    Raises:
+        BadRequest: the address is not one of HTTP.
+        NotAble: MLflow is not installed, or the server does not answer.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.uri = server.rstrip("/")
+        parts = urlsplit(self.uri)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadRequest(
+                "track-bad-server",
+                f"{server!r} is not the address of a tracking server",
+                do="give one like http://127.0.0.1:5000",
+            )
+        _prepare_environment(parts.hostname)
+        self._wait_for_health()
+        self._client = _new_client(self.uri)
+        self._experiments: dict[str, str] = {}
+
+    def url(self, experiment_id: str, mlflow_run_id: str) -> str:
+        return f"{self.uri}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+
+    def experiment(self, name: str) -> str:
+        """The id of an experiment, made with its description where it is not there yet."""
+        if name not in self._experiments:
+            self._experiments[name] = self._call(self._find_or_make_experiment, name)
+        return self._experiments[name]
+
+    def find_run(self, run_id: str) -> Any | None:
+        """The MLflow run that shows the journal's `run_id`; of several, left by lost answers, one is kept."""
+        found = self._call(self._search, run_id)
+        for double in found[1:]:
+            self._call(self._client.delete_run, double.info.run_id)
+        return found[0] if found else None
+
+    def create_run(self, experiment_id: str, run_id: str, name: str, start_ms: int, user: str | None) -> Any:
+        tags = {names.RUN_ID: run_id, **({"mlflow.user": user} if user else {})}
+
+        def create() -> Any:
+            # A lost answer may have made the run already.
+            found = self._search(run_id)
+            if found:
+                return found[0]
+            return self._client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=name)
+
+        return self._call(create)
+
+    def log_params(self, mlflow_run_id: str, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        for batch in _batches(params.items(), ENTRIES_A_BATCH, _text_bytes):
+            entries = [Param(key, value) for key, value in batch]
+            self._call(self._client.log_batch, mlflow_run_id, params=entries)
+
+    def set_tags(self, mlflow_run_id: str, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        for batch in _batches(tags.items(), ENTRIES_A_BATCH, _text_bytes):
+            entries = [RunTag(key, value) for key, value in batch]
+            self._call(self._client.log_batch, mlflow_run_id, tags=entries)
+
+    def log_points(self, mlflow_run_id: str, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric
+
+        for start in range(0, len(points), METRICS_A_BATCH):
+            entries = [
+                Metric(p.key, p.value, p.t_ms, p.step) for p in points[start : start + METRICS_A_BATCH]
+            ]
+            self._call(self._client.log_batch, mlflow_run_id, metrics=entries)
+
+    def log_datasets(self, mlflow_run_id: str, datasets: Iterable[DatasetUse]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = []
+        for use in datasets:
+            dataset = Dataset(
+                name=use.name,
+                digest=use.digest[:DIGEST_CHARACTERS],
+                source_type="local",
+                source=use.source,
+                profile=use.profile,
+            )
+            tags = [InputTag("mlflow.data.context", use.context), InputTag("stack.digest", use.digest)]
+            inputs.append(DatasetInput(dataset, [_cut_tag(tag) for tag in tags]))
+        if inputs:
+            self._call(self._client.log_inputs, mlflow_run_id, datasets=inputs)
+
+    def log_artifact(self, mlflow_run_id: str, path: Path, to: str) -> None:
+        self._call(self._client.log_artifact, mlflow_run_id, str(path), to or None)
+
+    def log_text(self, mlflow_run_id: str, text: str, to: str) -> None:
+        self._call(self._client.log_text, mlflow_run_id, text, to)
+
+    def set_status(self, mlflow_run_id: str, status: str, end_ms: int | None) -> None:
+        if end_ms is None:
+            self._call(self._client.update_run, mlflow_run_id, status=status)
+        else:
+            self._call(self._client.set_terminated, mlflow_run_id, status, end_ms)
+
+    def _find_or_make_experiment(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        wanted = {**ML_VIEW}
+        if name in names.EXPERIMENTS:
+            wanted[names.DESCRIPTION] = names.EXPERIMENTS[name]
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name, tags=wanted))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            # Another shipper was quicker, or a first try of ours that was not answered.
+            found = self._client.get_experiment_by_name(name)
+        if found is None or found.lifecycle_stage != "active":
+            raise NotAble(
+                "track-experiment-deleted",
+                f"the experiment {name!r} is deleted on the server, so runs cannot be shown in it",
+                where=self.uri,
+                do="restore it: `mlflow experiments restore`, or delete it for good with `mlflow gc`",
+            )
+        for key in wanted.keys() - found.tags.keys():
+            self._client.set_experiment_tag(found.experiment_id, key, wanted[key])
+        return str(found.experiment_id)
+
+    def _search(self, run_id: str) -> list[Any]:
+        ids = [experiment.experiment_id for experiment in self._client.search_experiments()]
+        found = self._client.search_runs(ids, f"tags.`{names.RUN_ID}` = '{run_id}'") if ids else []
+        return sorted(found, key=lambda run: str(run.info.run_id))
+
+    def _wait_for_health(self) -> None:
+        # MLflow's own tries are slow to give up; a server that is away is told in seconds.
+        opener = urllib.request.build_opener()
+        for left in reversed(range(TRIES)):
+            try:
+                with opener.open(f"{self.uri}/health", timeout=TIMEOUT_S):
+                    return
+            except (OSError, ValueError) as error:
+                if not left:
+                    raise away(self.uri, error) from error
+            time.sleep(WAIT_S)
+
+    def _call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        for left in reversed(range(TRIES)):
+            try:
+                return function(*args, **options)
+            except (NotAble, FileNotFoundError):
+                raise
+            except Exception as error:
+                if not left or not _is_passing(error):
+                    raise self._wrapped(error) from error
+            time.sleep(WAIT_S)
+        raise AssertionError("unreachable")
+
+    def _wrapped(self, error: Exception) -> NotAble:
+        if _is_passing(error):
+            return away(self.uri, error)
+        return NotAble(
+            "track-refused",
+            f"the tracking server refused a request: {_first_line(error)}",
+            where=self.uri,
+            do="what is in the journal stays there; ship again when this is mended",
+        )
+
+
+def away(uri: str, error: BaseException) -> NotAble:
+    return NotAble(
+        "track-server-away",
+        f"the tracking server does not answer: {_first_line(error)}",
+        where=uri,
+        do="start it (`stack track server`), then ship again; the journal keeps everything until then",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether trying again may help: no connection, a time-out, an error on the server's side."""
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return error.response.status_code >= 500 or error.response.status_code in (408, 429)
+    if isinstance(error, requests.RequestException):
+        return True
+    if isinstance(error, MlflowException):
+        return error.error_code in (
+            "INTERNAL_ERROR",
+            "TEMPORARILY_UNAVAILABLE",
+            "REQUEST_LIMIT_EXCEEDED",
+            "DEADLINE_EXCEEDED",
+            "ABORTED",
+        )
+    return False
+
+
+def _prepare_environment(host: str) -> None:
+    os.environ.update(
+        MLFLOW_DISABLE_TELEMETRY="true",
+        DO_NOT_TRACK="true",
+        MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
+        MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR="1",
+        MLFLOW_HTTP_REQUEST_TIMEOUT=str(TIMEOUT_S),
+        MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
+        MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
+    )
+    if host in LOOPBACK:
+        # A site's proxy must not be asked for this machine's own server.
+        for key in ("NO_PROXY", "no_proxy"):
+            listed = [entry for entry in os.environ.get(key, "").split(",") if entry]
+            os.environ[key] = ",".join([*listed, *(name for name in LOOPBACK if name not in listed)])
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+
+
+def _new_client(uri: str) -> Any:
+    try:
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise NotAble(
+            "track-no-mlflow", f"MLflow is not installed here: {error}", do="run `make setup`"
+        ) from error
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _batches(entries: Iterable[K], most: int, size: Callable[[K], int]) -> Iterable[list[K]]:
+    batch: list[K] = []
+    filled_bytes = 0
+    for entry in entries:
+        entry_bytes = size(entry)
+        if batch and (len(batch) == most or filled_bytes + entry_bytes > TEXT_BYTES_A_BATCH):
+            yield batch
+            batch, filled_bytes = [], 0
+        batch.append(entry)
+        filled_bytes += entry_bytes
+    if batch:
+        yield batch
+
+
+def _text_bytes(entry: tuple[str, str]) -> int:
+    # Requests are JSON in ASCII, where any other character takes six bytes, or twelve.
+    return sum(1 if character.isascii() else 12 for text in entry for character in text) + 64
+
+
+def _cut_tag(tag: Any) -> Any:
+    from mlflow.entities import InputTag
+
+    return InputTag(tag.key, tag.value[:TAG_OF_INPUT_CHARACTERS])

@@ -1,0 +1,285 @@
+"""What a journal says, as plain data; no server, no MLflow.
+
+Limits of what a server takes are applied here, and each time that something could not be kept as it was
+written, a note says so. Source of the limits: MLflow 3.17, `mlflow/utils/validation.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from stack.errors import BadRequest
+from stack.tracking import names
+from stack.tracking.liveness import lives
+
+PARAM_CHARACTERS = 6000
+TAG_CHARACTERS = 8000
+KEY_CHARACTERS = 250
+DIGEST_CHARACTERS = 32  # MLflow takes 36; a whole sha256 has 64
+EVENTS_KEPT = 1000
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it goes into a search expression
+OUTCOMES = {"FINISHED": "ok", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One metric value; `t_ms` is milliseconds since the epoch."""
+
+    key: str
+    value: float
+    t_ms: int
+    step: int
+
+
+@dataclass(frozen=True)
+class DatasetUse:
+    """A dataset that the run reads; `digest` is the full sha256, `profile` JSON text."""
+
+    name: str
+    digest: str
+    source: str
+    context: str
+    profile: str
+
+
+@dataclass
+class Replay:
+    """All that a journal says, ready to be compared with what a server has."""
+
+    run_id: str
+    name: str
+    experiment: str
+    parent: str | None
+    start_ms: int
+    last_ms: int
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
+    datasets: list[DatasetUse] = field(default_factory=list)
+    artifacts: dict[tuple[str, str], None] = field(default_factory=dict)  # (path, to), in order
+    events: list[dict[str, Any]] = field(default_factory=list)
+    events_count: int = 0
+    attempts: int = 0
+    status: str = "RUNNING"
+    end_ms: int | None = None
+    whole_bytes: int = 0
+    unreadable_lines: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def replay(content: bytes, *, where: str, points_from: int = 0) -> Replay:
+    """Read a journal.
+
+    Args:
+        content: the journal's bytes. A last line without its end is read if it is whole JSON, and passed over
+            if it was cut.
+        where: the journal's path, for errors.
+        points_from: metrics in the bytes before this offset are left out.
+
+    Raises:
+        BadRequest: no line names the run.
+    """
+    offset = 0
+    result: Replay | None = None
+    unreadable = 0
+    process: Mapping[str, Any] = {}
+    for line in content.split(b"\n"):
+        start, offset = offset, offset + len(line) + 1
+        record = _record(line)
+        if record is None:
+            unreadable += bool(line.strip()) and offset <= len(content)
+            continue
+        try:
+            if record["kind"] == "run" and result is None:
+                result = _begin(record)
+            if result is not None:
+                _take(result, record, with_points=start >= points_from)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            unreadable += 1
+            continue
+        if record["kind"] in ("run", "attempt"):
+            process = record.get("process") or {"pid": record.get("pid")}
+    if result is None:
+        raise BadRequest(
+            "journal-without-run",
+            "no line of this journal names its run, so it cannot be shipped",
+            where=where,
+            do="if the run is only just starting, ship again; if not, remove the file",
+        )
+    result.whole_bytes = content.rfind(b"\n") + 1
+    result.unreadable_lines = unreadable
+    _finish(result, process)
+    return result
+
+
+def clean_key(key: str, note: Callable[[str], None]) -> str:
+    """A key that MLflow takes: word characters, `_-. :/`, no path tricks, at most 250 characters."""
+    parts = re.sub(r"[^/\w.\- :]", "_", key).split("/")
+    cleaned = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
+    if len(cleaned) > KEY_CHARACTERS:
+        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+        cleaned = f"{cleaned[: KEY_CHARACTERS - 9]}-{digest}"
+    if cleaned != key:
+        note(f"name {key[:80]!r} shown as {cleaned[:80]!r}")
+    return cleaned
+
+
+def cut(value: str, limit: int) -> str:
+    """At most `limit` characters, the last ones saying how many there were."""
+    if len(value) <= limit:
+        return value
+    mark = f" ... (cut; {len(value)} characters in all)"
+    return value[: limit - len(mark)] + mark
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    return record if isinstance(record.get("t"), int) else None
+
+
+def _begin(record: dict[str, Any]) -> Replay:
+    parent = record.get("parent")
+    for name in (record["run_id"], *([] if parent is None else [parent])):
+        if not RUN_ID.fullmatch(name):
+            raise ValueError(f"not a run_id: {name!r}")
+    result = Replay(
+        run_id=record["run_id"],
+        name=str(record["name"]),
+        experiment=str(record["experiment"]),
+        parent=parent,
+        start_ms=record["t"],
+        last_ms=record["t"],
+    )
+    result.tags[names.KIND] = names.kind_of(result.experiment)
+    if record.get("description"):
+        result.tags[names.DESCRIPTION] = str(record["description"])
+    return result
+
+
+def _take(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
+    kind = record["kind"]
+    result.last_ms = max(result.last_ms, record["t"])
+    if kind in ("run", "attempt"):
+        result.attempts += 1
+        result.end_ms, result.status = None, "RUNNING"
+        # How an earlier attempt ended is not how the run stands now.
+        result.tags.pop(names.OUTCOME, None)
+        _take_tags(result, record.get("tags") or {})
+        if kind == "attempt":
+            _take_event(result, {"t": record["t"], "event": "attempt", "number": result.attempts})
+    elif kind == "params":
+        _take_params(result, record["params"])
+    elif kind == "tags":
+        _take_tags(result, record["tags"])
+    elif kind == "metrics":
+        _take_metrics(result, record, with_points=with_points)
+    elif kind == "dataset":
+        _take_dataset(result, record)
+    elif kind == "artifact":
+        result.artifacts[(str(record["path"]), str(record.get("to") or ""))] = None
+    elif kind == "event":
+        _take_event(result, {key: value for key, value in record.items() if key != "kind"})
+    elif kind == "end":
+        result.status, result.end_ms = str(record["status"]), record["t"]
+    else:
+        result.note(f"lines of the unknown kind {kind[:40]!r} passed over")
+
+
+def _take_params(result: Replay, params: Mapping[str, Any]) -> None:
+    for raw_key, raw_value in params.items():
+        key, value = clean_key(str(raw_key), result.note), str(raw_value)
+        if len(value) > PARAM_CHARACTERS:
+            digest = hashlib.sha256(value.encode()).hexdigest()
+            result.tags[_key_after(names.PARAM_CUT, key)] = (
+                f"{len(value)} characters, shown cut to {PARAM_CHARACTERS}; sha256 {digest}"
+            )
+            value = cut(value, PARAM_CHARACTERS)
+        first = result.params.setdefault(key, value)
+        tag = _key_after(names.PARAM_CHANGED, key)
+        if value != first or tag in result.tags:
+            result.tags[tag] = changed_text(first, value, result.attempts)
+
+
+def changed_text(first: str, now: str, attempt: int) -> str:
+    return cut(f"{cut(first, 3000)} -> {cut(now, 3000)} (attempt {attempt})", TAG_CHARACTERS)
+
+
+def _key_after(prefix: str, key: str) -> str:
+    return (prefix + key)[:KEY_CHARACTERS]
+
+
+def _take_tags(result: Replay, tags: Mapping[str, Any]) -> None:
+    for raw_key, value in tags.items():
+        key = clean_key(str(raw_key), result.note)
+        result.tags[key] = cut(str(value), TAG_CHARACTERS)
+
+
+def _take_metrics(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
+    for raw_key, value in record["metrics"].items():
+        key = clean_key(str(raw_key), result.note)
+        if not math.isfinite(value):
+            details = {"t": record["t"], "event": "nonfinite", "metric": key, "step": record["step"]}
+            _take_event(result, {**details, "value": str(value)})
+        elif with_points:
+            result.points.append(Point(key, float(value), record["t"], int(record["step"])))
+
+
+def _take_dataset(result: Replay, record: dict[str, Any]) -> None:
+    use = DatasetUse(
+        name=cut(str(record["name"]), 500),
+        digest=str(record["digest"]),
+        source=str(record["source"]),
+        context=str(record["context"]),
+        profile=json.dumps(record.get("profile") or {}, ensure_ascii=False, sort_keys=True),
+    )
+    if use not in result.datasets:
+        result.datasets.append(use)
+
+
+def _take_event(result: Replay, event: dict[str, Any]) -> None:
+    result.events_count += 1
+    if event["event"] == "nonfinite":
+        count = 1 + int(result.tags.get(names.NONFINITE, "0").split(" ", 1)[0])
+        first = result.tags.get(names.NONFINITE, "").partition("first ")[2]
+        first = first or f"{event.get('metric')} = {event.get('value')} at step {event.get('step')}"
+        result.tags[names.NONFINITE] = f"{count} {'value' if count == 1 else 'values'}, first {first}"
+    if len(result.events) < EVENTS_KEPT:
+        time = datetime.fromtimestamp(event["t"] / 1000, tz=timezone.utc)
+        result.events.append({**event, "time": time.isoformat(timespec="milliseconds")})
+
+
+def _finish(result: Replay, process: Mapping[str, Any]) -> None:
+    if result.status not in OUTCOMES:
+        result.note(f"unknown end status {result.status[:40]!r} shown as FAILED")
+        result.status = "FAILED"
+    if result.end_ms is None and not lives(process, last_written_ms=result.last_ms):
+        result.status, result.end_ms = "KILLED", result.last_ms
+    result.tags.setdefault(names.OUTCOME, OUTCOMES[result.status])
+    result.tags[names.RUN_ID] = result.run_id
+    result.tags[names.ATTEMPT] = str(result.attempts)
+    result.tags.setdefault("mlflow.source.name", f"stack {result.tags[names.KIND]}")
+    result.tags.setdefault("mlflow.source.type", "LOCAL")
+    if names.GIT in result.tags:
+        result.tags.setdefault("mlflow.source.git.commit", result.tags[names.GIT])
+    if result.parent is not None:
+        result.tags[names.PARENT] = result.parent
+    if result.events_count > EVENTS_KEPT:
+        result.note(f"events.json holds the first {EVENTS_KEPT} of {result.events_count} events")
+    if result.unreadable_lines:
+        result.note(f"{result.unreadable_lines} unreadable lines of the journal passed over")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,7 @@ def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict
             keyed = "episode_index" in parquet.schema_arrow.names
             if keyed:
                 column = parquet.read(columns=["episode_index"]).column("episode_index")
-        if keyed:
-            numbers = column.to_numpy().reshape(-1)
-        else:
-            numbers = _numbers_by_position(table, position, count)
+        numbers = column.to_numpy().reshape(-1) if keyed else _numbers_by_position(table, position, count)
         position += count
         _add_runs(file, numbers, rows)
     return rows
@@ -125,7 +123,7 @@ def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, 
 def _add_runs(file: Path, numbers: np.ndarray, rows: dict[int, RowsRef]) -> None:
     cuts = np.flatnonzero(np.diff(numbers)) + 1
     bounds = [0, *cuts.tolist(), len(numbers)]
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         if start == stop:
             continue
         number = float(numbers[start])

@@ -1,0 +1,90 @@
+"""The content digest of a dataset: values and pictures only, never packing, compression or a writer's version."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
+from stack.dataset.pool import Pool, open_pool
+from stack.dataset.rows import column_array, column_names, text_column
+from stack.dataset.selection import Recipe, frame_tasks
+from stack.dataset.video import clip_digest
+from stack.errors import BadRequest
+
+FORMAT = "stack/content/1"
+
+
+@dataclass(frozen=True)
+class _EpisodeJob:
+    episode: Episode
+    features: Mapping[str, Feature]
+    tasks: Mapping[int, str]
+
+
+def content_digest(dataset: Dataset, *, jobs: int | None = 1) -> str:
+    """sha256 over fps, features and episodes in order.
+
+    Of each episode count: its length; each feature's name, dtype, shape and values, little-endian, frame by
+    frame; the timestamps; the task text of each frame; and of each clip the coded pictures. File sizes, row
+    groups, compression, index columns, channel names and where a clip lies in its file do not.
+
+    Args:
+        jobs: processes; not given takes all cores.
+
+    Raises:
+        BadRequest: rows or clips that cannot be read, or a feature that episodes store in other forms.
+    """
+    features = {
+        name: feature
+        for name, feature in sorted(dataset.features.items())
+        if name not in INDEX_FEATURES and not feature.is_camera
+    }
+    cameras = sorted(name for name in dataset.cameras if any(name in e.clips for e in dataset.episodes))
+    digest = hashlib.sha256()
+    digest.update(f"{FORMAT}\nfps {float(dataset.fps)!r}\ncameras {cameras!r}\n".encode())
+    for name, feature in features.items():
+        digest.update(f"feature {name!r} {feature.dtype} {list(feature.shape)!r}\n".encode())
+    work = [_EpisodeJob(episode, features, dataset.tasks) for episode in dataset.episodes]
+    with open_pool(jobs) as pool:
+        for part in _episode_digests(pool, work):
+            digest.update(part.encode())
+    return digest.hexdigest()
+
+
+def _episode_digests(pool: Pool, work: list[_EpisodeJob]) -> list[str]:
+    return list(pool.map(_episode_digest, work))
+
+
+def _episode_digest(job: _EpisodeJob) -> str:
+    episode = job.episode
+    digest = hashlib.sha256(f"length {episode.length}\n".encode())
+    columns = column_names(episode.rows)
+    for name, feature in job.features.items():
+        digest.update(f"\n{name}\n".encode())
+        digest.update(_values(episode, feature))
+    digest.update(b"\ntimestamp\n")
+    if "timestamp" in columns:
+        times = column_array(episode, Feature("timestamp", "float32", (1,)))
+        digest.update(times.astype("<f4").tobytes())
+    for text in frame_tasks(episode, Recipe({}, job.tasks)):
+        digest.update(f"\ntask {len(text.encode())} {text}".encode())
+    for camera, clip in sorted(episode.clips.items()):
+        digest.update(f"\n{camera} {clip_digest(clip)}".encode())
+    return digest.hexdigest()
+
+
+def _values(episode: Episode, feature: Feature) -> bytes:
+    if feature.dtype == "string":
+        texts = [(text or "").encode() for text in text_column(episode, feature.name)]
+        return b"".join(f"{len(text)} ".encode() + text for text in texts)
+    try:
+        little = np.dtype(feature.dtype).newbyteorder("<")
+    except TypeError:
+        raise BadRequest(
+            "digest-dtype", f"{feature.name} has dtype '{feature.dtype}', which cannot be digested"
+        ) from None
+    return column_array(episode, feature).astype(little).tobytes()

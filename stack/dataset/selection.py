@@ -1,0 +1,187 @@
+"""What is to be written: references to source episodes, and how each source's rows become output rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
+from stack.dataset.rows import column_names, decode_column, read_rows
+from stack.errors import BadRequest
+
+Column = np.ndarray | pa.Array
+TASK_INDEX = Feature("task_index", "int64", (1,))
+
+
+@dataclass(frozen=True)
+class Take:
+    """Channels of a source feature, in this order; None takes the feature whole."""
+
+    feature: Feature
+    channels: tuple[int, ...] | None = None
+
+    @property
+    def width(self) -> int:
+        if self.channels is not None:
+            return len(self.channels)
+        return int(np.prod(self.feature.shape))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the rows of one source become output rows.
+
+    Attributes:
+        columns: output feature -> takes that are joined in order.
+        tasks: the source's task_index -> text to write.
+    """
+
+    columns: Mapping[str, tuple[Take, ...]]
+    tasks: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """An episode of the output.
+
+    Attributes:
+        episode: `index` is the new one; `rows`, `clips` (by output camera) and `origin` point to the source;
+            `tasks` are the texts to write.
+        recipe: key into `Selection.recipes`.
+    """
+
+    episode: Episode
+    recipe: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A whole output dataset before it is written.
+
+    Attributes:
+        features: output features without the index features, which are always there.
+        tasks: row number = task_index.
+    """
+
+    name: str
+    fps: float
+    robot_type: str | None
+    features: Mapping[str, Feature]
+    episodes: tuple[Selected, ...]
+    recipes: Mapping[str, Recipe]
+    tasks: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def frames(self) -> int:
+        return sum(selected.episode.length for selected in self.episodes)
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        return tuple(name for name, feature in self.features.items() if feature.is_camera)
+
+    @property
+    def vectors(self) -> dict[str, Feature]:
+        """Features that have a column of numbers or texts."""
+        return {name: feature for name, feature in self.features.items() if not feature.is_camera}
+
+
+def select_all(dataset: Dataset) -> Selection:
+    """The whole dataset as it is, episodes renumbered without gaps: what a conversion writes."""
+    columns = {
+        name: (Take(feature),)
+        for name, feature in dataset.features.items()
+        if not feature.is_camera and name not in INDEX_FEATURES
+    }
+    recipe = Recipe(columns, dict(dataset.tasks))
+    used: dict[str, None] = {}
+    episodes = []
+    for index, episode in enumerate(dataset.episodes):
+        texts = tuple(dict.fromkeys(frame_tasks(episode, recipe)))
+        used.update(dict.fromkeys(texts))
+        episodes.append(Selected(replace(episode, index=index, tasks=texts), dataset.name))
+    features = {
+        name: written_feature(feature)
+        for name, feature in dataset.features.items()
+        if name not in INDEX_FEATURES and feature.dtype != "image"
+    }
+    return Selection(
+        dataset.name,
+        dataset.fps,
+        dataset.robot_type,
+        features,
+        tuple(episodes),
+        {dataset.name: recipe},
+        tuple(used),
+    )
+
+
+def written_feature(feature: Feature) -> Feature:
+    """The feature as v3.0 gets it: vectors of floats, states and actions are float32, the rest stays."""
+    is_float = feature.dtype.startswith("float")
+    shrink = is_float and (feature.shape != (1,) or feature.name.startswith(("observation", "action")))
+    return Feature(
+        feature.name, "float32" if shrink else feature.dtype, feature.shape, feature.names, feature.fields
+    )
+
+
+def assemble(selected: Selected, recipe: Recipe, features: Mapping[str, Feature]) -> dict[str, Column]:
+    """Output columns of one episode, in the written dtype, index columns not among them.
+
+    Returns:
+        For each feature (L,) or (L, D) in its dtype; a pyarrow string array for texts.
+
+    Raises:
+        BadRequest: what `column_array` raises, or texts that are to be sliced.
+    """
+    episode = selected.episode
+    takes = {name: recipe.columns[name] for name in features}
+    needed = list(dict.fromkeys(take.feature.name for group in takes.values() for take in group))
+    table = read_rows(episode.rows, needed)
+    columns: dict[str, Column] = {}
+    for name, group in takes.items():
+        if features[name].dtype == "string":
+            columns[name] = table.column(group[0].feature.name).combine_chunks().cast(pa.string())
+            continue
+        parts = []
+        for take in group:
+            values = decode_column(table.column(take.feature.name), episode, take.feature)
+            flat = values.reshape(episode.length, -1)
+            parts.append(flat if take.channels is None else flat[:, list(take.channels)])
+        joined = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+        with np.errstate(over="ignore"):
+            joined = joined.astype(features[name].dtype)
+        columns[name] = joined[:, 0] if features[name].shape == (1,) else joined
+    return columns
+
+
+def frame_tasks(episode: Episode, recipe: Recipe) -> list[str]:
+    """The task text of each frame: by the rows' task_index, else the episode's only task.
+
+    Raises:
+        BadRequest: a task_index without a text, or no task_index and not exactly one task.
+    """
+    if "task_index" not in column_names(episode.rows):
+        if len(episode.tasks) != 1:
+            raise BadRequest(
+                "rows-no-task",
+                f"episode {episode.origin.episode} has no task_index column and {len(episode.tasks)} tasks, "
+                "so the text of its frames is not known",
+                where=str(episode.rows.file),
+                do="exclude the episode, or give it exactly one task in meta/episodes",
+            )
+        return [episode.tasks[0]] * episode.length
+    numbers = decode_column(read_rows(episode.rows, ["task_index"]).column("task_index"), episode, TASK_INDEX)
+    unknown = sorted(set(numbers.tolist()) - set(recipe.tasks))
+    if unknown:
+        raise BadRequest(
+            "rows-task-unknown",
+            f"episode {episode.origin.episode} uses task_index {unknown[0]}, and the task table has only "
+            f"{sorted(recipe.tasks)}",
+            where=str(episode.rows.file),
+            do="exclude the episode, or complete the task table",
+        )
+    return [recipe.tasks[number] for number in numbers.tolist()]

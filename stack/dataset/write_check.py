@@ -1,0 +1,131 @@
+"""Read back what was written and compare it with what was meant, before it gets its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from stack.dataset.pool import Pool
+from stack.dataset.read import read_dataset
+from stack.dataset.selection import Selection
+from stack.dataset.video import probe
+from stack.dataset.write_files import INDEX_DTYPES, PTS_TOLERANCE_S, timestamps
+from stack.dataset.write_meta import first_indices
+from stack.dataset.write_plan import DataFile, FilePlan, VideoFile
+from stack.errors import WorkFailed
+
+
+@dataclass(frozen=True)
+class _DataCheck:
+    root: Path
+    entry: DataFile
+    fps: float
+    tasks: int
+
+
+@dataclass(frozen=True)
+class _VideoCheck:
+    root: Path
+    entry: VideoFile
+    fps: float
+
+
+def check_written(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None:
+    """Check row groups, index columns, packet counts and times, the episode table and totals.
+
+    Raises:
+        WorkFailed: something differs; the place and both values are named.
+    """
+    data = [_DataCheck(root, entry, selection.fps, len(selection.tasks)) for entry in plan.data]
+    videos = [_VideoCheck(root, entry, selection.fps) for entry in plan.videos]
+    for _ in pool.map(_check_data, data):
+        pass
+    for _ in pool.map(_check_video, videos):
+        pass
+    _check_numbering(root, plan)
+    _check_episodes(root, selection, plan)
+
+
+def _check_data(check: _DataCheck) -> None:
+    entry = check.entry
+    file = check.root / entry.path
+    with pq.ParquetFile(file) as parquet:
+        _same(entry.path, "row groups", parquet.num_row_groups, len(entry.episodes))
+        first = entry.first_index
+        for group, selected in enumerate(entry.episodes):
+            episode = selected.episode
+            length = episode.length
+            where = f"{entry.path}, episode {episode.index}"
+            table = parquet.read_row_group(group, columns=list(INDEX_DTYPES), use_threads=False)
+            _same(where, "rows", len(table), length)
+            got = {name: table.column(name).to_numpy() for name in INDEX_DTYPES}
+            _same_array(where, "index", got["index"], np.arange(first, first + length))
+            _same_array(where, "episode_index", got["episode_index"], np.full(length, episode.index))
+            _same_array(where, "frame_index", got["frame_index"], np.arange(length))
+            _same_array(where, "timestamp", got["timestamp"], timestamps(length, check.fps))
+            inside = (got["task_index"] >= 0) & (got["task_index"] < check.tasks)
+            _same(where, "rows with a task of the table", int(inside.sum()), length)
+            first += length
+
+
+def _check_video(check: _VideoCheck) -> None:
+    info = probe(check.root / check.entry.path)
+    meant = sum(clip.count for clip in check.entry.clips)
+    _same(check.entry.path, "frames", info.frames, meant)
+    times = np.array(info.pts, dtype=np.float64) * float(info.time_base)
+    worst = float(np.abs(times - np.arange(meant) / check.fps).max())
+    if worst >= PTS_TOLERANCE_S:
+        raise WorkFailed(
+            "write-check-failed",
+            f"a frame is shown {worst:.6f} s away from its number over fps; the tolerance is "
+            f"{PTS_TOLERANCE_S} s",
+            where=check.entry.path,
+        )
+
+
+def _check_numbering(root: Path, plan: FilePlan) -> None:
+    # lerobot sorts data files by path and addresses rows by position.
+    found = sorted(p.relative_to(root).as_posix() for p in (root / "data").glob("*/*.parquet"))
+    _same("data", "files in order of path", found, [entry.path for entry in plan.data])
+    found = sorted(p.relative_to(root).as_posix() for p in (root / "videos").glob("**/*.mp4"))
+    _same("videos", "files", found, sorted(entry.path for entry in plan.videos))
+
+
+def _check_episodes(root: Path, selection: Selection, plan: FilePlan) -> None:
+    """The written dataset, read as any other v3.0 dataset, must be the one that was planned."""
+    written = read_dataset(root)
+    if written.notes:
+        raise WorkFailed("write-check-failed", f"reading back: {written.notes[0][1]}", where=str(root))
+    first = first_indices(selection)
+    _same("meta/episodes", "episodes", len(written.episodes), len(selection.episodes))
+    _same("meta/tasks.parquet", "tasks", list(written.tasks.values()), list(selection.tasks))
+    data_file = {s.episode.index: entry for entry in plan.data for s in entry.episodes}
+    video_file = {(e.camera, i): e for e in plan.videos for i in e.episodes}
+    for got, selected in zip(written.episodes, selection.episodes, strict=True):
+        meant = selected.episode
+        where = f"meta/episodes, episode {meant.index}"
+        entry = data_file[meant.index]
+        _same(where, "index", got.index, meant.index)
+        _same(where, "length", got.length, meant.length)
+        _same(where, "tasks", got.tasks, meant.tasks)
+        _same(where, "data file", got.rows.file, root / entry.path)
+        _same(where, "first row", entry.first_index + got.rows.start, first[meant.index])
+        _same(where, "cameras", sorted(got.clips), sorted(selection.cameras))
+        for camera, clip in got.clips.items():
+            _same(where, f"{camera} file", clip.file, root / video_file[camera, meant.index].path)
+
+
+def _same(where: str, what: str, got: object, meant: object) -> None:
+    if got != meant:
+        raise WorkFailed("write-check-failed", f"{what}: {meant} was meant, {got} is there", where=where)
+
+
+def _same_array(where: str, what: str, got: np.ndarray, meant: np.ndarray) -> None:
+    if len(got) != len(meant) or not (got == meant).all():
+        at = int(np.argmax(got != meant)) if len(got) == len(meant) else 0
+        raise WorkFailed(
+            "write-check-failed", f"{what} is not what was meant, first at row {at}", where=where
+        )

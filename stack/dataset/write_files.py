@@ -1,0 +1,237 @@
+"""The workers of the writer: each writes one output file from its plan entry, or measures one thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stack.dataset.model import ClipRef, Feature
+from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks
+from stack.dataset.stats import Stats, vector_stats
+from stack.dataset.video import VideoInfo, join, probe
+from stack.dataset.write_plan import DataFile, VideoFile, Videos
+from stack.errors import BadRequest, WorkFailed
+from stack.files import sha256_file
+
+PTS_TOLERANCE_S = 1e-4
+INDEX_DTYPES = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file as it was written; `path` is relative to the dataset."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class DataJob:
+    root: Path
+    entry: DataFile
+    features: Mapping[str, Feature]  # without cameras
+    recipes: Mapping[str, Recipe]
+    tasks: tuple[str, ...]
+    fps: float
+
+
+@dataclass(frozen=True)
+class DataDone:
+    """`stats`: episode index -> feature -> statistics over that episode's rows."""
+
+    file: WrittenFile
+    stats: Mapping[int, Mapping[str, Stats]]
+
+
+@dataclass(frozen=True)
+class VideoJob:
+    root: Path
+    entry: VideoFile
+    fps: float
+    videos: Videos
+
+
+@dataclass(frozen=True)
+class VideoDone:
+    file: WrittenFile
+    info: VideoInfo
+
+
+def timestamps(length: int, fps: float) -> np.ndarray:
+    """(length,) float32: frame_index / fps, divided in float64."""
+    return (np.arange(length, dtype=np.float64) / fps).astype(np.float32)
+
+
+def write_data_file(job: DataJob) -> DataDone:
+    """Write one data parquet: one row group an episode, fixed-size lists, `huggingface` schema metadata.
+
+    Raises:
+        WorkFailed: the disk is full, or writing fails otherwise.
+    """
+    target = job.root / job.entry.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    schema = data_schema(job.features)
+    stats: dict[int, dict[str, Stats]] = {}
+    first = job.entry.first_index
+    try:
+        with pq.ParquetWriter(target, schema, compression="snappy") as writer:
+            for selected in job.entry.episodes:
+                columns = _episode_columns(selected, job, first)
+                first += selected.episode.length
+                stats[selected.episode.index] = {
+                    name: vector_stats(values, where=f"episode {selected.episode.index}, {name}")
+                    for name, values in columns.items()
+                    if isinstance(values, np.ndarray)
+                }
+                arrays = [_to_arrow(columns[field.name], field.type) for field in schema]
+                table = pa.Table.from_arrays(arrays, schema=schema)
+                writer.write_table(table, row_group_size=max(1, len(table)))
+    except (OSError, pa.ArrowException) as error:
+        raise WorkFailed("write-failed", f"writing failed: {error}", where=str(target)) from error
+    return DataDone(_seal(job.root, job.entry.path), stats)
+
+
+def _episode_columns(selected: Selected, job: DataJob, first: int) -> dict[str, Column]:
+    recipe = job.recipes[selected.recipe]
+    length = selected.episode.length
+    columns = assemble(selected, recipe, job.features)
+    numbers = {text: number for number, text in enumerate(job.tasks)}
+    texts = frame_tasks(selected.episode, recipe)
+    columns["timestamp"] = timestamps(length, job.fps)
+    columns["frame_index"] = np.arange(length, dtype=np.int64)
+    columns["episode_index"] = np.full(length, selected.episode.index, dtype=np.int64)
+    columns["index"] = np.arange(first, first + length, dtype=np.int64)
+    columns["task_index"] = np.array([numbers[text] for text in texts], dtype=np.int64)
+    return columns
+
+
+def _to_arrow(values: Column, kind: pa.DataType) -> pa.Array:
+    if not isinstance(values, np.ndarray):
+        return values
+    if pa.types.is_fixed_size_list(kind):
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1), type=kind.value_type)
+        return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+    return pa.array(values, type=kind)
+
+
+def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
+    """Columns in lerobot's customary order, with the metadata that `datasets` reads.
+
+    `Sequence` rather than `List`: the former is read by every release of `datasets`, the latter from 4.0 on.
+    """
+    fields, described = [], {}
+    for name, feature in features.items():
+        if len(feature.shape) != 1:
+            raise BadRequest(
+                "write-feature-shape",
+                f"{name} has shape {list(feature.shape)}; only one-dimensional features can be written",
+                do="leave the feature out",
+            )
+        kind = pa.type_for_alias(feature.dtype)
+        value = {"dtype": feature.dtype, "_type": "Value"}
+        if feature.shape == (1,):
+            fields.append(pa.field(name, kind))
+            described[name] = value
+        else:
+            fields.append(pa.field(name, pa.list_(kind, feature.shape[0])))
+            described[name] = {"feature": value, "length": feature.shape[0], "_type": "Sequence"}
+    for name, dtype in INDEX_DTYPES.items():
+        fields.append(pa.field(name, pa.type_for_alias(dtype)))
+        described[name] = {"dtype": dtype, "_type": "Value"}
+    metadata = {"huggingface": json.dumps({"info": {"features": described}})}
+    return pa.schema(fields, metadata=metadata)
+
+
+def write_video_file(job: VideoJob) -> VideoDone:
+    """Write one MP4: joined by stream copy, or linked where the source is one whole, well-timed file.
+
+    Raises:
+        BadRequest: a clip cannot be cut or joined.
+        WorkFailed: the file does not hold exactly the frames of its clips, or writing failed.
+    """
+    target = job.root / job.entry.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    clips = job.entry.clips
+    if job.videos == "link" and len(clips) == 1 and _is_whole(clips[0], job.fps):
+        _link(clips[0].file, target)
+        info = probe(target)
+    else:
+        info = join(clips, target, job.fps)
+    meant = sum(clip.count for clip in clips)
+    if info.frames != meant:
+        raise WorkFailed(
+            "write-video-frames", f"{meant} frames were meant, {info.frames} are there", where=str(target)
+        )
+    return VideoDone(_seal(job.root, job.entry.path), info)
+
+
+def _is_whole(clip: ClipRef, fps: float) -> bool:
+    """Whether the clip is its whole file and frame n of it is shown at n / fps."""
+    info = probe(clip.file)
+    if clip.start != 0 or clip.count != info.frames or info.has_audio:
+        return False
+    times = np.array(info.pts, dtype=np.float64) * float(info.time_base)
+    return bool(np.abs(times - np.arange(len(times)) / fps).max() < PTS_TOLERANCE_S / 2)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        # Another file system, or one without hard links.
+        try:
+            shutil.copyfile(source, target)
+        except OSError as error:
+            raise WorkFailed("write-failed", f"copying failed: {error}", where=str(target)) from error
+
+
+def _seal(root: Path, path: str) -> WrittenFile:
+    """Bring a finished file to the disk and hash it."""
+    file = root / path
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
+    return WrittenFile(path, sha256_file(file), file.stat().st_size)
+
+
+@dataclass(frozen=True)
+class PooledJob:
+    root: Path
+    paths: tuple[str, ...]
+    feature: str
+
+
+def pooled_stats(job: PooledJob) -> Stats:
+    """Exact statistics of one feature over all rows, from the files that were written."""
+    return vector_stats(read_written(job.root, job.paths, job.feature), where=job.feature)
+
+
+def read_written(root: Path, paths: Sequence[str], feature: str) -> np.ndarray:
+    """(N,) or (N, D) in the written dtype, in the order of the files."""
+    parts: list[Any] = []
+    for path in paths:
+        with pq.ParquetFile(root / path) as parquet:
+            # pyarrow takes `action` for `action.raw` too.
+            column = parquet.read(columns=[feature], use_threads=False).column(feature)
+        for chunk in column.chunks:
+            if pa.types.is_fixed_size_list(chunk.type):
+                values = chunk.flatten().to_numpy(zero_copy_only=False)
+                parts.append(values.reshape(len(chunk), chunk.type.list_size))
+            else:
+                parts.append(chunk.to_numpy(zero_copy_only=False))
+    return np.concatenate(parts)

@@ -1,0 +1,208 @@
+"""The meta folder of a v3.0 dataset: info.json, stats.json, the task table and the episode table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stack.dataset.model import Feature
+from stack.dataset.selection import Selected, Selection
+from stack.dataset.stats import Stats
+from stack.dataset.video import VideoInfo
+from stack.dataset.write_files import INDEX_DTYPES
+from stack.dataset.write_plan import DATA_PATH, EPISODES_PATH, VIDEO_PATH, FilePlan
+from stack.files import write_json
+
+CHANNELS_OF_GREY = ("gray", "gray10le", "gray12le")
+
+
+@dataclass(frozen=True)
+class ClipPlace:
+    """Where an episode's clip lies in the output: file numbers and first frame."""
+
+    chunk: int
+    file: int
+    start: int
+
+
+def write_info(root: Path, selection: Selection, plan: FilePlan, infos: Mapping[str, VideoInfo]) -> None:
+    """info.json; totals and splits are counted, video entries come from the files that were written.
+
+    Args:
+        infos: camera -> what one of its written files is.
+    """
+    features: dict[str, Any] = {}
+    for name, feature in selection.features.items():
+        features[name] = _camera_entry(infos[name]) if feature.is_camera else _vector_entry(feature)
+    for name, dtype in INDEX_DTYPES.items():
+        features[name] = {"dtype": dtype, "shape": [1], "names": None}
+    caps = plan.caps
+    info = {
+        "codebase_version": "v3.0",
+        "robot_type": selection.robot_type,
+        "total_episodes": len(selection.episodes),
+        "total_frames": selection.frames,
+        "total_tasks": len(selection.tasks),
+        "chunks_size": caps.files_per_chunk,
+        "data_files_size_in_mb": _plain(caps.data_mb),
+        "video_files_size_in_mb": _plain(caps.video_mb),
+        "fps": _plain(selection.fps),
+        "splits": {"train": f"0:{len(selection.episodes)}"},
+        "data_path": DATA_PATH,
+        "video_path": VIDEO_PATH if selection.cameras else None,
+        "features": features,
+    }
+    write_json(root / "meta" / "info.json", info)
+
+
+def _plain(value: float) -> int | float:
+    return int(value) if value == int(value) else value
+
+
+def _vector_entry(feature: Feature) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "dtype": feature.dtype,
+        "shape": list(feature.shape),
+        "names": list(feature.names) if feature.names is not None else None,
+    }
+    if feature.fields:
+        entry["field_descriptions"] = {
+            name: {"indices": list(indices), "dimensions": len(indices)}
+            for name, indices in feature.fields.items()
+        }
+    return entry
+
+
+def _camera_entry(info: VideoInfo) -> dict[str, Any]:
+    return {
+        "dtype": "video",
+        "shape": [info.height, info.width, 3],
+        "names": ["height", "width", "channels"],
+        "info": {
+            "video.height": info.height,
+            "video.width": info.width,
+            "video.codec": info.codec,
+            "video.pix_fmt": info.pix_fmt,
+            "video.is_depth_map": False,
+            "video.fps": _plain(float(info.fps)),
+            "video.channels": 1 if info.pix_fmt in CHANNELS_OF_GREY else 3,
+            "has_audio": info.has_audio,
+        },
+    }
+
+
+def write_stats(root: Path, stats: Mapping[str, Stats]) -> None:
+    write_json(root / "meta" / "stats.json", {name: entry.to_json() for name, entry in stats.items()})
+
+
+def write_tasks(root: Path, tasks: Sequence[str]) -> None:
+    """tasks.parquet as every lerobot reads it: task text as the pandas index, row number = task_index.
+
+    The index bears the name `task`, as lerobot writes it from 0.5 on; up to 0.4.4 it was nameless, and all
+    of them look the text up by position.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {"task_index": pd.array(range(len(tasks)), dtype="int64")}, index=pd.Index(list(tasks), name="task")
+    )
+    path = root / "meta" / "tasks.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.to_parquet(path, engine="pyarrow")
+
+
+def write_episodes(
+    root: Path,
+    selection: Selection,
+    plan: FilePlan,
+    stats: Mapping[int, Mapping[str, Stats]],
+) -> None:
+    """meta/episodes: one row an episode in the converter's column order, one row group a file.
+
+    Args:
+        stats: episode index -> feature -> statistics.
+    """
+    by_index = {selected.episode.index: selected for selected in selection.episodes}
+    data_place = {
+        selected.episode.index: (entry.chunk, entry.file)
+        for entry in plan.data
+        for selected in entry.episodes
+    }
+    clip_place = clip_places(plan)
+    first = first_indices(selection)
+    for number, group in enumerate(plan.episode_rows):
+        chunk, file = divmod(number, plan.caps.files_per_chunk)
+        rows = []
+        for index in group:
+            row = _place_columns(by_index[index], first[index], data_place[index], selection, clip_place)
+            for feature, entry in stats[index].items():
+                row.update({f"stats/{feature}/{key}": value for key, value in entry.to_json().items()})
+            row["meta/episodes/chunk_index"], row["meta/episodes/file_index"] = chunk, file
+            rows.append(row)
+        target = root / EPISODES_PATH.format(chunk_index=chunk, file_index=file)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema=_episode_schema(rows[0])), target)
+
+
+def _place_columns(
+    selected: Selected,
+    first: int,
+    data_place: tuple[int, int],
+    selection: Selection,
+    clip_place: Mapping[tuple[str, int], ClipPlace],
+) -> dict[str, Any]:
+    episode = selected.episode
+    row: dict[str, Any] = {
+        "episode_index": episode.index,
+        "data/chunk_index": data_place[0],
+        "data/file_index": data_place[1],
+        "dataset_from_index": first,
+        "dataset_to_index": first + episode.length,
+    }
+    for camera in selection.cameras:
+        place = clip_place[camera, episode.index]
+        row[f"videos/{camera}/chunk_index"] = place.chunk
+        row[f"videos/{camera}/file_index"] = place.file
+        row[f"videos/{camera}/from_timestamp"] = place.start / selection.fps
+        row[f"videos/{camera}/to_timestamp"] = (place.start + episode.length) / selection.fps
+    row["tasks"] = list(episode.tasks)
+    row["length"] = episode.length
+    return row
+
+
+def first_indices(selection: Selection) -> dict[int, int]:
+    """Episode index -> global index of its first row."""
+    first, starts = 0, {}
+    for selected in selection.episodes:
+        starts[selected.episode.index] = first
+        first += selected.episode.length
+    return starts
+
+
+def clip_places(plan: FilePlan) -> dict[tuple[str, int], ClipPlace]:
+    """(camera, episode index) -> place, from cumulative frame counts."""
+    places = {}
+    for entry in plan.videos:
+        start = 0
+        for index, clip in zip(entry.episodes, entry.clips, strict=True):
+            places[entry.camera, index] = ClipPlace(entry.chunk, entry.file, start)
+            start += clip.count
+    return places
+
+
+def _episode_schema(row: Mapping[str, Any]) -> pa.Schema:
+    """int64 for whole numbers, double for the rest, however deep; statistics of integers keep their min."""
+    return pa.schema([(name, _arrow_type(value)) for name, value in row.items()])
+
+
+def _arrow_type(value: Any) -> pa.DataType:
+    if isinstance(value, list):
+        return pa.list_(_arrow_type(value[0]) if value else pa.string())
+    if isinstance(value, str):
+        return pa.string()
+    return pa.int64() if isinstance(value, int) else pa.float64()

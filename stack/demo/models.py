@@ -12,6 +12,7 @@ from stack.manifests.run import ToyDims
 
 TOKENIZER = "toy-tokenizer"
 WEIGHTS = "toy-pi05"
+DEFAULT_DIMS = ToyDims()
 
 _README = """\
 # Toy pi0.5
@@ -25,7 +26,7 @@ the widths, would build the full 3.6 billion parameters from one, and would load
 
 
 def write_models(
-    out: Path, *, dims: ToyDims = ToyDims(), log: Callable[[str], None] = lambda _: None
+    out: Path, *, dims: ToyDims = DEFAULT_DIMS, log: Callable[[str], None] = lambda _: None
 ) -> None:
     """Write `out/toy-tokenizer/` and `out/toy-pi05/`; the same bytes on every machine.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,6 +23,10 @@ class ModelFile(Strict):
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts:
             raise ValueError(f"'{path}' must be a relative path without '..'")
+        if pure.as_posix() != path or path == "mirror.json":
+            raise ValueError(
+                f"'{path}' must be written plainly, and not be the mirror's own record mirror.json"
+            )
         return path
 
 
@@ -84,6 +88,9 @@ class Model(Strict):
         return tuple(f.path for f in self.files if f.sha256 is None or f.size is None)
 
 
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # a folder of the mirror
+
+
 class ModelsManifest(Strict):
     schema_: Literal["stack/models/1"] = Field(alias="schema")
-    models: dict[str, Model] = Field(min_length=1)
+    models: dict[ModelName, Model] = Field(min_length=1)

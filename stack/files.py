@@ -86,10 +86,10 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     A kill leaves only the sibling, which the next call for the same target removes.
 
     Raises:
-        BadRequest: `target` exists and `replace` is false.
+        BadRequest: `target` exists, is no empty folder, and `replace` is false.
         NotAble: the parent cannot be written.
     """
-    if target.exists() and not replace:
+    if target.exists() and not replace and not _is_empty_folder(target):
         raise BadRequest(
             "target-exists",
             "the target folder exists already; nothing was written",
@@ -107,7 +107,7 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     os.chmod(partial, 0o755)
     try:
         yield partial
-        if target.exists():
+        if target.exists() and not _is_empty_folder(target):
             old = target.parent / f".{target.name}{PARTIAL_MARK}{os.getpid()}{OLD_MARK}"
             os.rename(target, old)
             os.rename(partial, target)
@@ -117,6 +117,10 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _clear_abandoned(target: Path) -> None:

@@ -72,7 +72,7 @@ class Slice(Strict):
     Attributes:
         source: the source feature (`from` in YAML).
         field: a field of the feature's own field table, such as `joint/position`.
-        at: half-open positions `[start, stop]` in the source vector.
+        at: half-open positions `[start, stop]` in the source vector; with `field`, where the field must be.
         names: with `at`, the names that the channels get; alone, the channels to take by name.
     """
 
@@ -83,8 +83,8 @@ class Slice(Strict):
 
     @model_validator(mode="after")
     def _one_address(self) -> Slice:
-        if self.field is not None and (self.at is not None or self.names is not None):
-            raise ValueError("a slice is addressed by 'field', by 'at', or by 'names', not by two of them")
+        if self.field is not None and self.names is not None:
+            raise ValueError("a slice is addressed by 'field' or by 'names', not by both")
         if self.at is not None:
             start, stop = self.at
             if not 0 <= start < stop:

@@ -176,6 +176,20 @@ class ExpectedSweep(Strict):
     oom: tuple[int, ...] = ()
 
 
+class ExpectedReference(Strict):
+    """Exact values of an earlier run on an equal machine. All equal: the verdict is "identical".
+
+    Attributes:
+        content_digest: the prepared dataset's.
+        first_losses: losses of the first steps, as printed in result.json.
+        weights_sha256: sha256 of the last checkpoint's model.safetensors.
+    """
+
+    content_digest: str
+    first_losses: tuple[float, ...] = Field(min_length=1)
+    weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class Expect(Strict):
     """Gates of the verdict; one that is not given cannot be judged, and is never a pass."""
 
@@ -188,6 +202,7 @@ class Expect(Strict):
     result: ExpectedResult | None = None
     speed: ExpectedSpeed | None = None
     sweep: tuple[ExpectedSweep, ...] = ()
+    reference: ExpectedReference | None = None
 
 
 class RunManifest(Strict):

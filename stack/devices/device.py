@@ -127,11 +127,12 @@ class Device:
         return context
 
     def rng_state(self) -> dict[str, Any]:
-        """The state of all generators that a step may draw from: tensors and plain tuples."""
+        """The state of all generators that a step may draw from, as tensors and plain tuples of numbers."""
         import numpy
         import torch
 
-        state = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
+        name, keys, *rest = numpy.random.get_state()
+        state = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "torch": torch.get_rng_state()}
         if self.kind != "cpu":
             state[self.kind] = self._module.get_rng_state()
         return state
@@ -142,7 +143,8 @@ class Device:
         import torch
 
         random.setstate(state["python"])
-        numpy.random.set_state(state["numpy"])
+        name, keys, *rest = state["numpy"]
+        numpy.random.set_state((name, numpy.asarray(keys, dtype=numpy.uint32), *rest))
         torch.set_rng_state(state["torch"])
         if self.kind != "cpu":
             self._module.set_rng_state(state[self.kind])

@@ -1,0 +1,141 @@
+"""Running a child of ours: own process group, signals forwarded, output to a file, a time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import stack
+from stack.train.offline import OFFLINE_ENV
+
+POLL_S = 0.1
+GRACE_S = 20.0
+TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: its return code (negative: the signal), whether we ended it, its last words."""
+
+    returncode: int
+    is_timeout: bool
+    is_signalled: bool
+    seconds: float
+    tail: str
+
+
+def python_module(module: str, arguments: Sequence[str], ranks: int) -> list[str]:
+    """The command for a module of ours: plain for one process, torch's elastic launcher for several."""
+    if ranks == 1:
+        return [sys.executable, "-m", module, *arguments]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={ranks}"]
+    return [sys.executable, *launcher, "-m", module, *arguments]
+
+
+def environment(home: Path, *, is_cpu: bool, ranks: int) -> dict[str, str]:
+    """The child's environment: offline, caches in `home`, one thread a process on a cpu."""
+    root = str(Path(stack.__file__).parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {
+        **OFFLINE_ENV,
+        "HF_HOME": str(home),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if is_cpu:
+        own["OMP_NUM_THREADS"] = "1"
+        own["GLOO_SOCKET_IFNAME"] = "lo"
+        own["CUDA_VISIBLE_DEVICES"] = ""
+    if ranks > 1:
+        own["MASTER_ADDR"] = "127.0.0.1"
+    return {**os.environ, **own}
+
+
+def run_child(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: Path,
+    timeout_s: float | None = None,
+    on_poll: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Run `command` to its end; SIGINT and SIGTERM to this process are passed on to its whole group.
+
+    Args:
+        output: gets the child's stdout and stderr.
+        on_poll: called ten times a second while the child runs, and once after its end.
+    """
+    started = time.monotonic()
+    signalled: list[int] = []
+    is_timeout = False
+    with output.open("ab") as sink:
+        begin = sink.tell()
+        child = subprocess.Popen(
+            [*command], env=dict(env), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+        )
+        restore = _forward_signals(child, signalled)
+        try:
+            while child.poll() is None:
+                on_poll()
+                if timeout_s is not None and time.monotonic() - started > timeout_s:
+                    is_timeout = True
+                    _end(child)
+                time.sleep(POLL_S)
+        finally:
+            if child.poll() is None:
+                _end(child)
+            restore()
+    on_poll()
+    with output.open("rb") as words:
+        words.seek(max(begin, output.stat().st_size - TAIL_BYTES))
+        tail = words.read().decode(errors="replace")
+    return Ended(child.returncode, is_timeout, bool(signalled), time.monotonic() - started, tail)
+
+
+def last_line(tail: str) -> str:
+    """The last line of a child's output that says something."""
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _forward_signals(child: subprocess.Popen[bytes], seen: list[int]) -> Callable[[], None]:
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        seen.append(number)
+        _signal_group(child, signal.SIGTERM)
+
+    before: dict[int, Any] = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask the child's group to leave, and after a grace time make it."""
+    _signal_group(child, signal.SIGTERM)
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        _signal_group(child, signal.SIGKILL)
+        child.wait()

@@ -1,0 +1,150 @@
+"""From a prepared dataset to batches: order, loading and processing.
+
+The order is a pure function of the seed and of a position in an endless stream: epoch after epoch, each a
+permutation of all frames. Step, rank and accumulation only say which positions a batch takes, so that the
+ranks are disjoint, an epoch is complete, and a resumed run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stack.manifests.run import Train
+from stack.train import lines
+from stack.train.policy import ACTION, STATE
+
+PLACE_KEYS = ("index", "episode_index", "frame_index")
+
+
+def open_dataset(root: Path, horizon: int) -> Any:
+    """lerobot's reader on a local folder; each sample has `horizon` actions from its own frame on."""
+    lines.modeling()
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset, LeRobotDatasetMetadata
+
+    repo_id = f"local/{root.name}"
+    fps = LeRobotDatasetMetadata(repo_id, root=root).fps
+    return LeRobotDataset(
+        repo_id,
+        root=root,
+        delta_timestamps={ACTION: [step / fps for step in range(horizon)]},
+        video_backend="pyav",
+    )
+
+
+@dataclass(frozen=True)
+class Order:
+    """The frames that each batch takes.
+
+    Attributes:
+        frames: frames in the dataset.
+        batch: frames of one batch on one device.
+        world, rank: devices, and which of them this is.
+        accumulation: batches of a step on one device.
+    """
+
+    frames: int
+    batch: int
+    seed: int
+    world: int = 1
+    rank: int = 0
+    accumulation: int = 1
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch * self.world * self.accumulation
+
+    def permutation(self, epoch: int) -> Any:
+        """All frames once, in the order of `epoch`: int64 (frames,).
+
+        numpy's RandomState is frozen: its numbers are the same on every version and machine.
+        """
+        import numpy
+
+        return numpy.random.RandomState([self.seed % 2**32, epoch]).permutation(self.frames)
+
+    def batches(self, first_step: int, last_step: int) -> Iterator[list[int]]:
+        """Dataset indices of this rank's batches for steps `first_step` (0-based) to `last_step`, half-open."""
+        epoch, order = -1, None
+        for micro in range(first_step * self.accumulation, last_step * self.accumulation):
+            start = (micro * self.world + self.rank) * self.batch
+            indices = []
+            for position in range(start, start + self.batch):
+                if position // self.frames != epoch or order is None:
+                    epoch = position // self.frames
+                    order = self.permutation(epoch)
+                indices.append(int(order[position % self.frames]))
+            yield indices
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step takes.
+
+    Attributes:
+        inputs: what the policy's forward wants, on the cpu.
+        places: `index`, `episode_index` and `frame_index` of each sample, int64 (B,).
+        raw: state (B, D) and actions (B, horizon, D) before normalisation, for the guard.
+    """
+
+    inputs: dict[str, Any]
+    places: dict[str, Any]
+    raw: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Makes samples into a `Batch`; runs in the loader's workers, off the device's path."""
+
+    before: Any
+    cameras: Sequence[str]
+
+    def __call__(self, samples: list[Mapping[str, Any]]) -> Batch:
+        from torch.utils.data import default_collate
+
+        batch = default_collate(samples)
+        for camera in self.cameras:
+            batch[camera] = lines.as_unit_floats(batch[camera])
+        places = {key: batch[key] for key in PLACE_KEYS}
+        raw = {key: batch[key].clone() for key in (STATE, ACTION)}
+        return Batch(self.before(batch), places, raw)
+
+
+class _Schedule:
+    """A batch sampler over a fixed range of steps."""
+
+    def __init__(self, order: Order, first_step: int, last_step: int) -> None:
+        self.order, self.first_step, self.last_step = order, first_step, last_step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.order.batches(self.first_step, self.last_step)
+
+    def __len__(self) -> int:
+        return (self.last_step - self.first_step) * self.order.accumulation
+
+
+def loader(dataset: Any, order: Order, collate: Collate, train: Train, *, first_step: int, last_step: int) -> Any:
+    """A `DataLoader` that yields the batches of a range of steps, in order, whatever the worker count."""
+    import torch
+
+    # A private generator: the loader draws a seed for its workers, which must not come out of the stream
+    # that the policy draws its noise from, or a resumed run would see other noise.
+    generator = torch.Generator().manual_seed(order.seed)
+    workers = train.workers
+    return torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=_Schedule(order, first_step, last_step),  # type: ignore[arg-type]
+        collate_fn=collate,
+        num_workers=workers,
+        generator=generator,
+        prefetch_factor=2 if workers else None,
+        worker_init_fn=_one_thread if workers else None,
+    )
+
+
+def _one_thread(_worker: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)

@@ -1,0 +1,146 @@
+"""A training's journal: parameters, dataset, curve, outcome. The parent writes it from the child's events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stack.files import read_json, sha256_file, write_json
+from stack.manifests.load import Loaded
+from stack.manifests.run import RunManifest
+from stack.tracking.journal import Journal, Status
+from stack.train.checkpoint import data_facts
+from stack.train.job import Job
+from stack.train.result import RESULT, TrainResult
+
+EXPERIMENT = "stack/train"
+MANIFEST = "run.json"
+METRICS = {
+    "loss": "train/loss",
+    "lr": "train/lr",
+    "grad_norm": "train/grad_norm",
+    "step_s": "perf/step_s",
+    "samples_per_s": "perf/samples_per_s",
+    "data_wait_s": "perf/data_wait_s",
+    "peak_gb": "mem/peak_gb",
+}
+_STATUS: dict[str, Status] = {"finished": "FINISHED", "stopped": "KILLED"}
+
+
+class Recorder:
+    """Follows a child's events file and writes them to a journal and to a log."""
+
+    def __init__(self, events: Path, journal: Journal, steps: int, log: Callable[[str], None]) -> None:
+        self._events, self._journal, self._steps, self._log = events, journal, steps, log
+        self._offset = events.stat().st_size if events.exists() else 0
+
+    def poll(self) -> None:
+        """Take what is new; a line still being written waits for the next call."""
+        if not self._events.exists():
+            return
+        with self._events.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                self._take(json.loads(line))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind, step = event["kind"], event.get("step", 0)
+        if kind == "window":
+            self._journal.metrics({METRICS[key]: event[key] for key in METRICS}, step=step)
+            self._log(
+                f"step {step}/{self._steps}  loss {event['loss']:.4f}  lr {event['lr']:.2e}  "
+                f"{event['step_s']:.3f} s/step  {event['samples_per_s']:.1f} samples/s  {event['peak_gb']:.2f} GB"
+            )
+        elif kind == "log":
+            self._log(event["text"])
+        elif kind == "trip":
+            self._journal.event("guard", step=step, message=event["message"])
+        elif kind == "checkpoint":
+            self._journal.event("checkpoint", step=step, path=event["path"], bytes=event["bytes"])
+
+
+def open_journal(loaded: Loaded[RunManifest], job: Job, parent: str | None) -> Journal:
+    """The journal of this training, with everything that is known before its first step."""
+    run = job.run
+    journal = Journal(
+        job.out,
+        name=run.name,
+        experiment=EXPERIMENT,
+        parent=parent,
+        tags={"stack.kind": "train", "stack.device": run.device.kind, "stack.run": run.name},
+        description=run.purpose,
+    )
+    write_json(job.out / MANIFEST, run.model_dump(mode="json", by_alias=True))
+    facts = data_facts(job.dataset)
+    journal.params(parameters(run, facts))
+    journal.tags({"stack.manifest_sha256": loaded.fingerprint})
+    journal.dataset(
+        name=job.dataset.name,
+        digest=str(facts["digest"] or sha256_file(job.dataset / "meta" / "stats.json")),
+        source=run.dataset,
+        context="training",
+        profile={**facts, **_widths(job.dataset)},
+    )
+    journal.artifact(job.out / MANIFEST)
+    return journal
+
+
+def parameters(run: RunManifest, facts: dict[str, Any]) -> dict[str, Any]:
+    """What people compare between runs, flat."""
+    policy = run.policy.model_dump(mode="json", exclude={"toy"})
+    toy = run.policy.toy.model_dump(mode="json") if run.policy.toy else {}
+    params = {f"policy.{key}": value for key, value in policy.items()}
+    params |= {f"toy.{key}": value for key, value in toy.items()}
+    params |= {f"train.{key}": value for key, value in run.train.model_dump(mode="json").items()}
+    params |= {f"device.{key}": value for key, value in run.device.model_dump(mode="json").items() if value}
+    params |= {f"data.{key}": value for key, value in facts.items() if key != "digest"}
+    return params
+
+
+def close_journal(journal: Journal, result: TrainResult, out: Path) -> None:
+    """The end of a training in its journal."""
+    finals = {
+        "final/loss": result.final_loss,
+        "final/first_fifth": result.first_fifth,
+        "final/last_to_first_fifth": result.last_to_first_fifth,
+        "final/step_s": result.step_s,
+        "final/samples_per_s": result.samples_per_s,
+        "final/data_wait_s": result.data_wait_s,
+        "final/peak_memory_gb": None if result.peak_memory_bytes is None else result.peak_memory_bytes / 1e9,
+        "final/nonfinite": float(result.nonfinite),
+    }
+    journal.metrics({key: value for key, value in finals.items() if value is not None}, step=result.steps)
+    weights = result.weights or {}
+    journal.tags(
+        {
+            "stack.outcome": result.outcome,
+            "stack.line": result.line,
+            "stack.device_name": result.device.get("name"),
+            "stack.weights": weights.get("file_sha256"),
+            "stack.weights_filled_frac": weights.get("filled_frac"),
+            "stack.golden": result.golden["ok"],
+            "stack.stats_proven": result.stats_proven,
+            "stack.outside_connections": len(result.outside_connections),
+            "stack.parameters": result.parameters,
+            **{f"stack.version.{package}": version for package, version in result.versions.items()},
+        }
+    )
+    if result.message:
+        journal.tags({"stack.message": result.message})
+    journal.artifact(out / RESULT)
+    journal.end(_STATUS.get(result.outcome, "FAILED"))
+    journal.close()
+
+
+def _widths(dataset: Path) -> dict[str, Any]:
+    features = read_json(dataset / "meta" / "info.json", what="dataset's info")["features"]
+    cameras = sum(entry["dtype"] in ("video", "image") for entry in features.values())
+    widths = {
+        f"{key}_width": features[key]["shape"][0] for key in ("observation.state", "action") if key in features
+    }
+    return {"cameras": cameras, **widths}

@@ -1,0 +1,156 @@
+"""The child that trains: `python -m stack.train.worker JOB.json`, one process a device.
+
+It talks to its parent through files only: progress in `events.jsonl`, the end in `result.json`. A
+`StackError` goes there too, so that the parent raises it as its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stack.devices import Device, is_out_of_memory, open_device
+from stack.errors import Exit, StackError
+from stack.files import write_json
+from stack.train import offline
+from stack.train.job import Job
+from stack.train.result import RESULT, TrainResult, fifths
+
+WARMUP_STEPS = 2
+
+
+class Stop:
+    """Set by SIGTERM and SIGINT, or when the parent is gone: finish the step, save, leave."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._parent = os.getppid()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+    def __call__(self) -> bool:
+        return self._asked or os.getppid() != self._parent
+
+
+def emitter(path: Path, is_first_rank: bool) -> Callable[..., None]:
+    """A function that appends one event; only the first rank speaks."""
+
+    def emit(kind: str, **details: Any) -> None:
+        if not is_first_rank:
+            return
+        line = json.dumps({"t": int(time.time() * 1000), "kind": kind, **details}, ensure_ascii=False)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(file, line.encode() + b"\n")
+        finally:
+            os.close(file)
+
+    return emit
+
+
+def main(job_file: Path) -> int:
+    job = Job.read(job_file)
+    offline.install_guard(job.outside, allow=filter(None, [os.environ.get("MASTER_ADDR")]))
+    stop = Stop()
+    is_first = os.environ.get("RANK", "0") == "0"
+    try:
+        result = _train(job, stop, emitter(job.events, is_first))
+    except StackError as error:
+        traceback.print_exc()
+        return _end_with_error(job, error, is_first)
+    except Exception as error:
+        traceback.print_exc()
+        outcome = "oom" if is_out_of_memory(error) else "crashed"
+        result = TrainResult(outcome, f"{type(error).__name__}: {error}")  # type: ignore[arg-type]
+    result = replace(result, outside_connections=tuple(offline.attempts(job.outside)))
+    if is_first or result.outcome in ("oom", "crashed"):
+        write_json(job.out / RESULT, result.to_json())
+    return int(result.exit)
+
+
+def _end_with_error(job: Job, error: StackError, is_first: bool) -> int:
+    if is_first:
+        fields = {"id": error.id, "what": error.what, "where": error.where, "do": error.do}
+        write_json(job.out / RESULT, {"error": {**fields, "exit": int(error.exit)}})
+    return int(error.exit)
+
+
+def _train(job: Job, stop: Stop, emit: Callable[..., None]) -> TrainResult:
+    import torch
+
+    from stack.train import ranks as ranks_module
+    from stack.train.loop import open_session, train_loop
+
+    run = job.run
+    if run.device.kind == "cpu":
+        # Sums depend on the thread count bit by bit, and two spinning threads on a busy host cost seconds.
+        torch.set_num_threads(1)
+    device = open_device(run.device.kind, ranks_module.local_rank())
+    ranks = ranks_module.join(device, run.device.count)
+    try:
+        session = open_session(job, device, ranks, emit)
+        emit("start", step=session.start.step, device=device.name)
+        found = train_loop(session, emit, stop)
+        return _result(job, session, found, device)
+    finally:
+        ranks.close()
+
+
+def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
+    from stack.train import checkpoint, lines
+
+    trip = found.trip
+    outcome = trip.outcome if trip else "stopped" if found.is_stopped else "finished"
+    means = fifths(found.losses)
+    step_s = _median(found.steps_s)
+    return TrainResult(
+        outcome=outcome,
+        message=found.message,
+        steps=len(found.losses),
+        first_losses=tuple(found.losses[:10]),
+        windows=tuple(found.windows),
+        first_fifth=means[0] if means else None,
+        last_fifth=means[1] if means else None,
+        last_to_first_fifth=means[1] / means[0] if means else None,
+        final_loss=means[1] if means else None,
+        nonfinite=1 if outcome == "nonfinite" else 0,
+        step_s=step_s,
+        samples_per_s=job.run.train.global_batch / step_s if step_s else None,
+        data_wait_s=_median(found.data_waits_s),
+        peak_memory_bytes=device.memory_peak_bytes(),
+        weights=session.weights.to_json(),
+        golden={"ok": True, "checked": session.golden_checked},
+        stats_proven=True,
+        prompt_tokens=session.prompt_tokens,
+        line=lines.detect_line(),
+        versions=lines.versions(),
+        parameters=session.weights.parameters,
+        seed=job.run.train.seed,
+        device={"kind": device.kind, "name": device.name},
+        checkpoints=tuple(checkpoint.listing(job)),
+        culprits=tuple(culprit.to_json() for culprit in found.culprits),
+    )
+
+
+def _median(values: list[float]) -> float | None:
+    warm = values[WARMUP_STEPS:] or values
+    return statistics.median(warm) if warm else None
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(int(Exit.BAD_REQUEST))
+    sys.exit(main(Path(sys.argv[1])))

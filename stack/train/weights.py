@@ -71,11 +71,12 @@ def load_weights(policy: Any, folder: Path, allowed_random: Sequence[str] = ()) 
     _check_patterns(state, allowed_random, file)
     mapped, dropped = _map_names(policy, source)
     fitting, unfit = _fit(mapped, state)
-    open_names = {name for name in state if shared[name] not in {shared[f] for f in fitting}}
+    filled = {shared[name] for name in fitting}
+    open_names = {name for name in state if shared[name] not in filled}
     allowed = {name for name in {*unfit, *open_names} if _matches(name, allowed_random)}
     _refuse(file, sorted(unfit - allowed), sorted(open_names - unfit - allowed), dropped, mapped, state)
     missing, unexpected = policy.load_state_dict(fitting, strict=False)
-    if unexpected or {shared[name] for name in missing} - {shared[name] for name in open_names}:
+    if unexpected or {name for name in missing if shared[name] not in filled} != open_names:
         raise WorkFailed("weights-not-loaded", f"torch reports missing {missing}, unexpected {unexpected}")
     before, after = _digests(fitting, policy.state_dict())
     if before != after:
@@ -83,7 +84,6 @@ def load_weights(policy: Any, folder: Path, allowed_random: Sequence[str] = ()) 
             "weights-differ", f"the values in the policy are not the file's: {before} against {after}", where=str(file)
         )
     sizes = {shared[name]: tensor.numel() for name, tensor in state.items()}
-    filled = {shared[name] for name in fitting}
     return WeightsProof(
         filled_frac=sum(sizes[name] for name in filled) / sum(sizes.values()),
         tensors=len(source),

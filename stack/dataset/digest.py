@@ -1,4 +1,4 @@
-"""The content digest of a dataset: values and pictures only, never packing, compression or a writer's version."""
+"""The content digest of a dataset: values and pictures only, never packing or a writer's version."""
 
 from __future__ import annotations
 

@@ -194,6 +194,16 @@ def _tasks_of_parquet(file: Path) -> list[tuple[Any, Any]]:
     raise BadRequest("dataset-tasks-no-text", "tasks.parquet has no column of task texts", where=str(file))
 
 
+def task_texts(entry: Mapping[str, Any], tasks: Mapping[int, str]) -> tuple[str, ...]:
+    """The task texts of an episode's entry in meta/; the only task of the table where the entry has none."""
+    given = entry.get("tasks")
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, list):
+        return tuple(tasks.get(t, str(t)) if isinstance(t, int) else str(t) for t in given)
+    return (next(iter(tasks.values())),) if len(tasks) == 1 else ()
+
+
 def refuse_pointer(file: Path) -> None:
     """Refuse a Git-LFS pointer or an empty file where a payload is expected."""
     size = file.stat().st_size

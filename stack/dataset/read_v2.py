@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stack.dataset.model import ClipRef, Dataset, Episode, Feature, Origin, RowsRef
-from stack.dataset.read_meta import Notes, open_parquet, read_json_lines
+from stack.dataset.missing import note_missing_columns
+from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, task_texts
 from stack.errors import BadRequest
 
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
@@ -48,13 +49,13 @@ def read_episodes_v2(
             Episode(
                 index=index,
                 length=length,
-                tasks=_task_texts(entry, tasks),
+                tasks=task_texts(entry, tasks),
                 rows=RowsRef(file, 0, length),
                 clips={c: ClipRef(found[index], 0, length) for c, found in clips.items() if index in found},
                 origin=Origin(source, index),
             )
         )
-    _note_missing_columns(episodes, notes)
+    note_missing_columns(episodes, notes)
     return tuple(episodes)
 
 
@@ -161,25 +162,3 @@ def _listed_episodes(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
         else:
             listed[int(index)] = entry
     return listed
-
-
-def _task_texts(entry: Mapping[str, Any], tasks: Mapping[int, str]) -> tuple[str, ...]:
-    given = entry.get("tasks")
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, list):
-        return tuple(tasks.get(t, str(t)) if isinstance(t, int) else str(t) for t in given)
-    return (next(iter(tasks.values())),) if len(tasks) == 1 else ()
-
-
-def _note_missing_columns(episodes: list[Episode], notes: Notes) -> None:
-    missing: dict[str, list[int]] = {}
-    for episode in episodes:
-        with open_parquet(episode.rows.file) as parquet:
-            columns = set(parquet.schema_arrow.names)
-        for column in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
-            if column not in columns:
-                missing.setdefault(column, []).append(episode.index)
-    for column, where in missing.items():
-        shown = "all episodes" if len(where) == len(episodes) else f"episodes {where}"
-        notes.append(("column-missing", f"{column} is missing in {shown}; it is derived when writing"))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
-from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, read_table
+from stack.dataset.missing import note_missing_columns
+from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, read_table, task_texts
 from stack.errors import BadRequest
 
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -46,17 +47,19 @@ def read_episodes_v30(
         if feature.dtype == "video":
             for index, clip in _clips(root, camera, info, table, rows, notes).items():
                 clips[index][camera] = clip
-    return tuple(
+    episodes = tuple(
         Episode(
             index=index,
             length=ref.count,
-            tasks=_task_texts(table.get(index, {}), tasks),
+            tasks=task_texts(table.get(index, {}), tasks),
             rows=ref,
             clips=clips[index],
             origin=Origin(source, index),
         )
         for index, ref in sorted(rows.items())
     )
+    note_missing_columns(episodes, notes)
+    return episodes
 
 
 def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
@@ -205,15 +208,6 @@ def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping
         if path.is_file():
             return path
     return None
-
-
-def _task_texts(entry: Mapping[str, Any], tasks: Mapping[int, str]) -> tuple[str, ...]:
-    given = entry.get("tasks")
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, list):
-        return tuple(tasks.get(t, str(t)) if isinstance(t, int) else str(t) for t in given)
-    return (next(iter(tasks.values())),) if len(tasks) == 1 else ()
 
 
 def _whole(value: object) -> int | None:

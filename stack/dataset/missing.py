@@ -1,0 +1,22 @@
+"""Index columns that a dataset's rows do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stack.dataset.model import INDEX_FEATURES, Episode
+from stack.dataset.read_meta import Notes
+from stack.dataset.rows import column_names
+
+
+def note_missing_columns(episodes: Sequence[Episode], notes: Notes) -> None:
+    """Note each index column that some episode lacks; writing derives them."""
+    missing: dict[str, list[int]] = {}
+    for episode in episodes:
+        columns = set(column_names(episode.rows))
+        for column in INDEX_FEATURES:
+            if column not in columns:
+                missing.setdefault(column, []).append(episode.index)
+    for column, where in missing.items():
+        shown = "all episodes" if len(where) == len(episodes) else f"episodes {where}"
+        notes.append(("column-missing", f"{column} is missing in {shown}; it is derived when writing"))

@@ -1,0 +1,282 @@
+"""What the manifest asks of one source: episodes, channels, cameras."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
+from stack.dataset.selection import Take
+from stack.errors import BadRequest
+from stack.manifests.dataset import DatasetManifest, Slice, Source
+
+FIELD_PREFIXES = ("state/", "action/")
+# GR00T's annotation columns hold task_index values of their own dataset's task table.
+TASK_REFERENCE_PREFIX = "annotation."
+
+
+@dataclass(frozen=True)
+class Part:
+    """One output feature as one source gives it; `names` is None where the source names no channel."""
+
+    takes: tuple[Take, ...]
+    names: tuple[str, ...] | None
+    fields: Mapping[str, tuple[int, ...]]
+
+    @property
+    def width(self) -> int:
+        return sum(take.width for take in self.takes)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(take.feature.dtype for take in self.takes))
+
+
+def choose_episodes(dataset: Dataset, source: Source, where: str) -> tuple[Episode, ...]:
+    """The episodes to take, ascending.
+
+    Raises:
+        BadRequest: an episode that does not exist, one that is both kept and excluded, or none is left.
+    """
+    known = {episode.index: episode for episode in dataset.episodes}
+    for key, numbers in (
+        ("exclude_episodes", source.exclude_episodes),
+        ("keep_episodes", source.keep_episodes or ()),
+    ):
+        if missing := [number for number in numbers if number not in known]:
+            raise BadRequest(
+                "prepare-no-such-episode",
+                f"{key} of source '{dataset.name}' names episode {_listed(missing)}, "
+                f"but it has episodes {ranges(known)}",
+                where=where,
+                do=f"correct {key}",
+            )
+    kept = set(source.keep_episodes) if source.keep_episodes is not None else set(known)
+    if both := sorted(kept & set(source.exclude_episodes)) if source.keep_episodes is not None else []:
+        raise BadRequest(
+            "prepare-episode-both", f"episodes {_listed(both)} are both kept and excluded", where=where
+        )
+    chosen = tuple(known[i] for i in sorted(kept - set(source.exclude_episodes)))
+    if not chosen:
+        raise BadRequest(
+            "prepare-no-episodes",
+            f"no episode of source '{dataset.name}' is left",
+            where=where,
+            do="remove the source, or keep an episode of it",
+        )
+    if empty := [episode.index for episode in chosen if episode.length == 0]:
+        raise BadRequest(
+            "prepare-episode-empty",
+            f"episodes {_listed(empty)} of source '{dataset.name}' have no rows",
+            where=where,
+            do=f"exclude_episodes: {empty}",
+        )
+    return chosen
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in numbers)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-4, 7`: a short form of a set of numbers."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
+
+
+def choose_features(
+    dataset: Dataset, manifest: DatasetManifest, shared: Iterable[str], where: str
+) -> dict[str, Part]:
+    """Output feature -> what this source gives for it.
+
+    Raises:
+        BadRequest: a feature, field or channel that the source does not have.
+    """
+    if manifest.features is None:
+        parts = {}
+        for name in shared:
+            feature = dataset.features[name]
+            parts[name] = Part((Take(feature),), feature.names, feature.fields)
+        return parts
+    return {name: _resolve(dataset, name, slices, where) for name, slices in manifest.features.items()}
+
+
+def why_not_kept(feature: Feature) -> str | None:
+    """Why a feature cannot stand in a prepared dataset as it is; None if it can."""
+    if feature.name.startswith(TASK_REFERENCE_PREFIX) and "int" in feature.dtype:
+        return "it points into the source's task table, which is renumbered"
+    if "/" in feature.name:
+        return "its name contains '/', which lerobot refuses"
+    if len(feature.shape) != 1:
+        return f"its shape {list(feature.shape)} has more than one dimension"
+    if not (feature.dtype in ("string", "bool") or feature.dtype.startswith(("float", "int", "uint"))):
+        return f"its dtype '{feature.dtype}' is not known"
+    return None
+
+
+def _resolve(dataset: Dataset, name: str, slices: tuple[Slice, ...], where: str) -> Part:
+    if name in INDEX_FEATURES:
+        raise BadRequest(
+            "prepare-index-feature",
+            f"features.{name}: the index columns are always written and cannot be chosen",
+            where=where,
+            do=f"remove features.{name}",
+        )
+    takes: list[Take] = []
+    names: list[str] = []
+    named = False
+    fields: dict[str, tuple[int, ...]] = {}
+    for wanted in slices:
+        feature = _source_feature(dataset, name, wanted.source, where)
+        channels, given, field = _channels(dataset, feature, name, wanted, where)
+        offset = len(names)
+        names.extend(given if given is not None else _numbered(feature, field, channels))
+        named = named or given is not None
+        if field is not None:
+            fields[field] = tuple(range(offset, len(names)))
+        takes.append(Take(feature, channels))
+    return Part(tuple(takes), tuple(names) if named else None, fields)
+
+
+def _source_feature(dataset: Dataset, name: str, source: str, where: str) -> Feature:
+    feature = dataset.features.get(source)
+    if feature is None:
+        vectors = [n for n, f in dataset.features.items() if not f.is_camera]
+        raise BadRequest(
+            "prepare-no-such-feature",
+            f"features.{name}: source '{dataset.name}' has no feature '{source}'{_nearest(source, vectors)}",
+            where=where,
+            do=f"leave features.{name} out, or leave the source out",
+        )
+    reason = "it is a camera" if feature.is_camera else why_not_kept(feature)
+    if reason is not None and "name contains" not in reason:
+        raise BadRequest(
+            "prepare-feature-unfit",
+            f"features.{name}: '{source}' of source '{dataset.name}' cannot be kept: {reason}",
+            where=where,
+            do=f"leave features.{name} out",
+        )
+    return feature
+
+
+def _channels(
+    dataset: Dataset, feature: Feature, name: str, wanted: Slice, where: str
+) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None, str | None]:
+    """(channels or None for all, their names if known, the field if addressed by one)."""
+    if wanted.field is not None:
+        field = _find_field(dataset, feature, name, wanted.field, where)
+        channels = feature.fields[field]
+        return channels, _names_at(feature, channels), field
+    if wanted.at is not None:
+        start, stop = wanted.at
+        if stop > feature.shape[0]:
+            raise BadRequest(
+                "prepare-slice-outside",
+                f"features.{name}: at [{start}, {stop}] reaches beyond '{feature.name}' of source "
+                f"'{dataset.name}', which is {feature.shape[0]} wide",
+                where=where,
+                do=f"correct features.{name}",
+            )
+        channels = tuple(range(start, stop))
+        return channels, wanted.names or _names_at(feature, channels), None
+    if wanted.names is not None:
+        return _find_names(dataset, feature, name, wanted.names, where), wanted.names, None
+    return None, feature.names, None
+
+
+def _find_field(dataset: Dataset, feature: Feature, name: str, field: str, where: str) -> str:
+    if field in feature.fields:
+        return field
+    for prefix in FIELD_PREFIXES:
+        if prefix + field in feature.fields:
+            return prefix + field
+    if not feature.fields:
+        raise BadRequest(
+            "prepare-no-field-table",
+            f"features.{name}: '{feature.name}' of source '{dataset.name}' has no field table, so the field "
+            f"'{field}' cannot be found",
+            where=where,
+            do=f"address the channels by position: {{from: {feature.name}, at: [0, {feature.shape[0]}]}}",
+        )
+    raise BadRequest(
+        "prepare-no-such-field",
+        f"features.{name}: '{feature.name}' of source '{dataset.name}' has no field '{field}'"
+        f"{_nearest(field, feature.fields)}",
+        where=where,
+        do=f"fields: {', '.join(feature.fields)}",
+    )
+
+
+def _find_names(
+    dataset: Dataset, feature: Feature, name: str, wanted: tuple[str, ...], where: str
+) -> tuple[int, ...]:
+    known = feature.names or ()
+    for channel in wanted:
+        if known.count(channel) != 1:
+            problem = "is not a channel" if channel not in known else "is the name of several channels"
+            raise BadRequest(
+                "prepare-no-such-channel",
+                f"features.{name}: '{channel}' {problem} of '{feature.name}' in source '{dataset.name}'"
+                f"{_nearest(channel, known)}",
+                where=where,
+                do=f"address the channels by position: {{from: {feature.name}, at: [0, {len(wanted)}]}}",
+            )
+    return tuple(known.index(channel) for channel in wanted)
+
+
+def _names_at(feature: Feature, channels: tuple[int, ...]) -> tuple[str, ...] | None:
+    return tuple(feature.names[i] for i in channels) if feature.names is not None else None
+
+
+def _numbered(feature: Feature, field: str | None, channels: tuple[int, ...] | None) -> list[str]:
+    if field is not None and channels is not None:
+        return [f"{field}[{i}]" for i in range(len(channels))]
+    return [f"{feature.name}[{i}]" for i in (channels if channels is not None else range(feature.shape[0]))]
+
+
+def choose_cameras(
+    dataset: Dataset, manifest: DatasetManifest, shared: Iterable[str], where: str
+) -> dict[str, str]:
+    """Output camera -> the source's camera.
+
+    Raises:
+        BadRequest: a camera that the source does not declare, or one whose pictures lie in the rows.
+    """
+    if manifest.cameras is None:
+        chosen = {name: name for name in shared}
+    else:
+        chosen = {}
+        for name, camera in manifest.cameras.items():
+            wanted = [camera.source] if camera.source is not None else []
+            found = [c for c in (*wanted, name) if c in dataset.cameras]
+            if not found:
+                given = camera.source or name
+                raise BadRequest(
+                    "prepare-no-such-camera",
+                    f"cameras.{name}: source '{dataset.name}' has no camera '{given}'"
+                    f"{_nearest(given, dataset.cameras)}; it has: {', '.join(dataset.cameras) or 'none'}",
+                    where=where,
+                    do=f"leave cameras.{name} out, or name the right one: {name}: {{from: ...}}",
+                )
+            chosen[name] = found[0]
+    for name, source in chosen.items():
+        if dataset.features[source].dtype == "image":
+            raise BadRequest(
+                "prepare-image-camera",
+                f"camera '{source}' of source '{dataset.name}' keeps its pictures in the rows, not in videos; "
+                "such cameras cannot be prepared yet",
+                where=where,
+                do=f"name the cameras to keep under 'cameras', without {name}",
+            )
+    return chosen
+
+
+def _nearest(given: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""

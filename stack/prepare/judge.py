@@ -1,0 +1,128 @@
+"""The questions that a delivery raises: refused until the manifest answers them, with the lines to add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stack.dataset.model import Dataset
+from stack.dataset.selection import Selected
+from stack.errors import BadRequest
+from stack.manifests.dataset import Source
+from stack.prepare.problems import Problems
+from stack.prepare.scan import Scan
+
+# Reading works around these, but writing on would be a guess.
+NOT_TO_GUESS = ("task-index-twice", "clip-start-differs")
+
+Own = Sequence[tuple[Selected, Scan]]
+
+
+def check_read(dataset: Dataset, where: str, problems: Problems) -> None:
+    for code, text in dataset.notes:
+        if code in NOT_TO_GUESS:
+            problems.add(
+                BadRequest(
+                    f"prepare-{code}",
+                    f"source '{dataset.name}': {text}",
+                    where=str(dataset.root),
+                    do="mend the delivery's meta files, or exclude the episode",
+                )
+            )
+
+
+def check_missing_cameras(
+    dataset: Dataset,
+    cameras: Mapping[str, str],
+    own: Own,
+    source: Source,
+    where: str,
+    problems: Problems,
+) -> tuple[str, ...]:
+    """Output cameras that no selected episode has a file for and that the manifest lets go."""
+    gone = []
+    for camera, given in cameras.items():
+        lacking = [s.episode.origin.episode for s, _ in own if camera not in s.episode.clips]
+        if not lacking:
+            continue
+        if len(lacking) < len(own):
+            problems.add(
+                BadRequest(
+                    "prepare-clips-missing",
+                    f"source '{dataset.name}': camera '{given}' has no video file for {len(lacking)} of "
+                    f"{len(own)} episodes: {lacking}",
+                    where=str(dataset.root),
+                    do=f"{_source_line(source)}\n      exclude_episodes: {lacking}",
+                )
+            )
+        elif source.decide.missing_cameras == "drop":
+            gone.append(camera)
+        else:
+            problems.add(
+                BadRequest(
+                    "prepare-camera-missing",
+                    f"source '{dataset.name}' declares camera '{given}', but no file holds it",
+                    where=str(dataset.root),
+                    do="if the recording has no such camera, add to the manifest:\n"
+                    f"{_source_line(source)}\n      decide: {{missing_cameras: drop}}",
+                )
+            )
+    return tuple(gone)
+
+
+def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
+    """Each video must hold exactly one frame a row, and each clip must begin where it can be cut."""
+    claimed: dict[Path, int] = {}
+    for episode in dataset.episodes:
+        for clip in episode.clips.values():
+            claimed[clip.file] = claimed.get(clip.file, 0) + clip.count
+    for selected, scan in own:
+        number = selected.episode.origin.episode
+        for camera, info in scan.videos.items():
+            clip = selected.episode.clips[camera]
+            if info.frames != claimed[clip.file]:
+                problems.add(
+                    BadRequest(
+                        "prepare-frames-differ",
+                        f"{camera}, episode {number} of '{dataset.name}': the video has {info.frames} frames, "
+                        f"its episodes have {claimed[clip.file]} rows",
+                        where=str(clip.file),
+                        do=f"exclude_episodes: [{number}]",
+                    )
+                )
+            elif clip.start not in info.key_frames:
+                problems.add(
+                    BadRequest(
+                        "prepare-clip-not-at-key-frame",
+                        f"{camera}, episode {number} of '{dataset.name}' begins at frame {clip.start} of its "
+                        "video, where decoding cannot begin",
+                        where=str(clip.file),
+                        do=f"exclude_episodes: [{number}]",
+                    )
+                )
+
+
+def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problems: Problems) -> float | None:
+    """The worst difference in seconds where timestamps are to be replaced; None where all are good."""
+    off = [(s.episode.origin.episode, scan.clock) for s, scan in own if scan.clock is not None]
+    if not off:
+        return None
+    number, worst = max(off, key=lambda pair: pair[1].difference_s)
+    if source.decide.timestamps == "restamp":
+        return worst.difference_s
+    problems.add(
+        BadRequest(
+            "prepare-timestamps",
+            f"source '{dataset.name}': timestamps are not frame_index / fps ({dataset.fps:g}) in {len(off)} of "
+            f"{len(own)} episodes; worst in episode {number}, frame {worst.frame}: {worst.got_s:.4f} s is "
+            f"stored, {worst.meant_s:.4f} s is meant, {worst.difference_s:.4f} s apart (1e-4 s is allowed)",
+            where=str(dataset.root),
+            do="if the videos hold one frame a row at a constant rate (their frame counts are checked), add to "
+            f"the manifest:\n{_source_line(source)}\n      decide: {{timestamps: restamp}}",
+        )
+    )
+    return None
+
+
+def _source_line(source: Source) -> str:
+    return f"  sources:\n    - path: {source.path}"

@@ -1,0 +1,235 @@
+"""Sources compared with one another: what differs only in form is unified, what really differs is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stack.dataset.model import Dataset, Feature
+from stack.dataset.selection import written_feature
+from stack.dataset.video import VideoInfo
+from stack.errors import BadRequest
+from stack.manifests.dataset import DatasetManifest
+from stack.prepare.choose import Part
+from stack.prepare.problems import Problems
+
+VALUES_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """One key in which sources differ in form only, each one's value, and what is written."""
+
+    key: str
+    values: tuple[tuple[str, str], ...]
+    result: str
+
+    def __str__(self) -> str:
+        values = "; ".join(f"{source}: {value}" for source, value in self.values)
+        return f"{self.key}: {values} -> {self.result}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"key": self.key, "values": dict(self.values), "result": self.result}
+
+
+def common_fps(datasets: Sequence[Dataset], where: str, problems: Problems) -> float:
+    fps = {dataset.name: dataset.fps for dataset in datasets}
+    if len(set(fps.values())) > 1:
+        problems.add(
+            BadRequest(
+                "prepare-fps-differs",
+                f"fps differs: {_pairs(fps)}; frames are not resampled",
+                where=where,
+                do="leave one of these sources out",
+            )
+        )
+    return datasets[0].fps
+
+
+def common_robot_type(
+    datasets: Sequence[Dataset], manifest: DatasetManifest, where: str, problems: Problems
+) -> str | None:
+    if manifest.robot_type is not None:
+        return manifest.robot_type
+    types = {dataset.name: dataset.robot_type for dataset in datasets}
+    if len(set(types.values())) > 1:
+        problems.add(
+            BadRequest(
+                "prepare-robot-type-differs",
+                f"robot_type differs: {_pairs(types)}",
+                where=where,
+                do=f"if they are the same robot, add to the manifest:\n  robot_type: "
+                f"{next(t for t in types.values() if t is not None)}",
+            )
+        )
+    return datasets[0].robot_type
+
+
+def common_features(
+    parts: Mapping[str, Mapping[str, Part]], where: str, problems: Problems
+) -> tuple[dict[str, Feature], list[Reconciled]]:
+    """Output features from each source's part of them.
+
+    Args:
+        parts: source name -> output feature -> part. All sources have the same output features.
+    """
+    features: dict[str, Feature] = {}
+    reconciled: list[Reconciled] = []
+    first = next(iter(parts.values()))
+    for name in first:
+        by_source = {source: group[name] for source, group in parts.items()}
+        if _widths_differ(name, by_source, where, problems):
+            continue
+        names = _common_names(name, by_source, where, problems, reconciled)
+        dtype = _common_dtype(name, by_source, where, problems)
+        tables = [part.fields for part in by_source.values()]
+        fields = tables[0] if all(table == tables[0] for table in tables) else {}
+        feature = written_feature(Feature(name, dtype, (first[name].width,), names, fields))
+        features[name] = feature
+        stored = {s: "/".join(dict.fromkeys(p.dtypes)) for s, p in by_source.items()}
+        if set(stored.values()) != {feature.dtype}:
+            reconciled.append(Reconciled(f"{name}.dtype", tuple(stored.items()), feature.dtype))
+        reconciled.extend(_raw_differences(name, by_source))
+    return features, reconciled
+
+
+def _widths_differ(name: str, parts: Mapping[str, Part], where: str, problems: Problems) -> bool:
+    widths = {source: part.width for source, part in parts.items()}
+    if len(set(widths.values())) == 1:
+        return False
+    narrow = min(widths.values())
+    problems.add(
+        BadRequest(
+            "prepare-features-differ",
+            f"features.{name} differs in width: {_pairs(widths)}",
+            where=where,
+            do=f"take the channels that all sources share, such as:\n  features:\n    {name}: "
+            f"[{{from: {name}, at: [0, {narrow}]}}]",
+        )
+    )
+    return True
+
+
+def _common_names(
+    name: str, parts: Mapping[str, Part], where: str, problems: Problems, reconciled: list[Reconciled]
+) -> tuple[str, ...] | None:
+    given = {source: part.names for source, part in parts.items() if part.names is not None}
+    if not given:
+        return None
+    first_source, first = next(iter(given.items()))
+    for source, names in given.items():
+        if names == first:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(first, names, strict=True)) if a != b)
+        listed = ", ".join(first)
+        problems.add(
+            BadRequest(
+                "prepare-names-differ",
+                f"features.{name}: channel {at} is '{first[at]}' in {first_source} and '{names[at]}' in {source}",
+                where=where,
+                do="if the channels mean the same, name them in the manifest:\n  features:\n    "
+                f"{name}: [{{from: {name}, at: [0, {len(first)}], names: [{listed}]}}]",
+            )
+        )
+        return first
+    if len(given) < len(parts):
+        values = tuple((s, "named" if p.names is not None else "no names") for s, p in parts.items())
+        reconciled.append(Reconciled(f"{name}.names", values, f"the names of {first_source}"))
+    return first
+
+
+def _common_dtype(name: str, parts: Mapping[str, Part], where: str, problems: Problems) -> str:
+    dtypes = {source: part.dtypes for source, part in parts.items()}
+    flat = [dtype for group in dtypes.values() for dtype in group]
+    kinds = {"text" if dtype == "string" else np.dtype(dtype).kind for dtype in flat}
+    if len({"i" if kind == "u" else kind for kind in kinds}) > 1:
+        shown = {source: "/".join(group) for source, group in dtypes.items()}
+        problems.add(
+            BadRequest(
+                "prepare-dtype-differs",
+                f"features.{name} differs in kind of value: {_pairs(shown)}",
+                where=where,
+                do=f"leave features.{name} out, or leave one of these sources out",
+            )
+        )
+        return flat[0]
+    return flat[0] if "text" in kinds else np.result_type(*(np.dtype(d) for d in flat)).name
+
+
+def _raw_differences(name: str, parts: Mapping[str, Part]) -> list[Reconciled]:
+    """Keys of info.json's entry that do not change what is written: `fps`, and the form of `names`."""
+    found = []
+    for key, describe in (("fps", _shown), ("names", _form)):
+        values = {source: describe(part.takes[0].feature.raw.get(key)) for source, part in parts.items()}
+        if len(set(values.values())) > 1:
+            result = "not written" if key == "fps" else "one list"
+            found.append(Reconciled(f"{name}.{key} entry", tuple(values.items()), result))
+    return found
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, list):
+        return "list of lists" if any(isinstance(item, list) for item in value) else "list"
+    return {dict: "mapping", type(None): "none"}.get(type(value), type(value).__name__)
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= VALUES_SHOWN_CHARS else text[: VALUES_SHOWN_CHARS - 3] + "..."
+
+
+def compare_camera(
+    camera: str,
+    clips: Sequence[tuple[str, int, VideoInfo]],
+    declared: Mapping[str, Feature],
+    where: str,
+    problems: Problems,
+) -> list[Reconciled]:
+    """All files of a camera must have one codec, size and pixel format; what info.json says need not agree.
+
+    Args:
+        clips: (source, its episode, the file) for each selected episode.
+        declared: source -> its camera feature.
+    """
+    first_source, first_episode, first = clips[0]
+    for source, episode, info in clips:
+        for what, a, b in (
+            ("codec", first.codec, info.codec),
+            ("size", f"{first.width}x{first.height}", f"{info.width}x{info.height}"),
+            ("pix_fmt", first.pix_fmt, info.pix_fmt),
+        ):
+            if a != b:
+                problems.add(
+                    BadRequest(
+                        "prepare-camera-differs",
+                        f"{camera}: {what} differs: {a} in {first_source} episode {first_episode}, "
+                        f"{b} in {source} episode {episode}",
+                        where=where,
+                        do=f"name the cameras to keep under 'cameras', without {camera}; or leave out "
+                        f"the episodes with {what} {b}",
+                    )
+                )
+                return []
+    found = []
+    real = f"[{first.height}, {first.width}, 3]"
+    shapes = {source: str(list(feature.shape)) for source, feature in declared.items()}
+    if set(shapes.values()) != {real}:
+        found.append(Reconciled(f"{camera}.shape", tuple(shapes.items()), f"{real}, as the videos are"))
+    entries = {source: _encoder(feature) for source, feature in declared.items()}
+    if len(set(entries.values())) > 1:
+        found.append(Reconciled(f"{camera}.info", tuple(entries.items()), "re-read from the files written"))
+    return found
+
+
+def _encoder(feature: Feature) -> str:
+    entry = feature.raw.get("info") or feature.raw.get("video_info") or {}
+    return _shown(
+        ", ".join(f"{key}={entry[key]}" for key in sorted(entry)) if isinstance(entry, dict) else entry
+    )
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{value} in {source}" for source, value in values.items())

@@ -1,0 +1,148 @@
+"""The evidence of one episode: its rows read and its videos counted, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stack.dataset.model import Feature
+from stack.dataset.rows import column_array, column_names
+from stack.dataset.selection import Recipe, Selected, assemble, frame_tasks
+from stack.dataset.video import VideoInfo, probe
+from stack.errors import BadRequest, StackError
+
+TIMESTAMP_TOLERANCE_S = 1e-4
+TIMESTAMP = Feature("timestamp", "float64", (1,))
+FRAME_INDEX = Feature("frame_index", "int64", (1,))
+EPISODE_INDEX = Feature("episode_index", "int64", (1,))
+
+
+@dataclass(frozen=True)
+class ScanJob:
+    """`features`: output features without cameras."""
+
+    selected: Selected
+    recipe: Recipe
+    features: Mapping[str, Feature]
+    fps: float
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The timestamp that is farthest from frame_index / fps."""
+
+    frame: int
+    got_s: float
+    meant_s: float
+
+    @property
+    def difference_s(self) -> float:
+        return abs(self.got_s - self.meant_s)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one episode shows.
+
+    Attributes:
+        tasks: texts in order of first appearance.
+        clock: the worst timestamp where one is off by more than the tolerance; None where all are good.
+        derived: index columns that differ harmlessly.
+        videos: output camera -> its file.
+        problems: why this episode cannot be taken.
+    """
+
+    tasks: tuple[str, ...]
+    clock: Clock | None
+    derived: tuple[str, ...]
+    videos: Mapping[str, VideoInfo]
+    problems: tuple[StackError, ...]
+
+
+def scan_episode(job: ScanJob) -> Scan:
+    """Read an episode's rows and count its videos' frames; problems are returned, not raised."""
+    problems: list[StackError] = []
+    derived: list[str] = []
+    tasks: tuple[str, ...] = ()
+    clock = None
+    try:
+        tasks = tuple(dict.fromkeys(frame_tasks(job.selected.episode, job.recipe)))
+    except StackError as error:
+        problems.append(error)
+    try:
+        columns = column_names(job.selected.episode.rows)
+        clock = _clock(job, columns)
+        _check_numbers(job, columns, derived, problems)
+        _check_finite(job, problems)
+    except StackError as error:
+        problems.append(error)
+    videos = {}
+    for camera, clip in job.selected.episode.clips.items():
+        try:
+            videos[camera] = probe(clip.file)
+        except StackError as error:
+            problems.append(error)
+    return Scan(tasks, clock, tuple(derived), videos, tuple(problems))
+
+
+def _clock(job: ScanJob, columns: tuple[str, ...]) -> Clock | None:
+    if "timestamp" not in columns:
+        return None
+    got = column_array(job.selected.episode, TIMESTAMP)
+    meant = np.arange(len(got), dtype=np.float64) / job.fps
+    with np.errstate(invalid="ignore"):
+        difference = np.where(np.isfinite(got), np.abs(got - meant), np.inf)
+        # After 2,048 s one step of a float32 is wider than the tolerance.
+        allowed = np.maximum(TIMESTAMP_TOLERANCE_S, np.spacing(meant.astype(np.float32)))
+    if (difference <= allowed).all():
+        return None
+    worst = int(np.argmax(difference))
+    return Clock(worst, float(got[worst]), float(meant[worst]))
+
+
+def _check_numbers(
+    job: ScanJob, columns: tuple[str, ...], derived: list[str], problems: list[StackError]
+) -> None:
+    episode = job.selected.episode
+    where = f"{episode.rows.file}, episode {episode.origin.episode}"
+    exclude = f"exclude_episodes: [{episode.origin.episode}]"
+    if "frame_index" in columns:
+        numbers = column_array(episode, FRAME_INDEX)
+        if (np.diff(numbers) != 1).any():
+            at = int(np.argmax(np.diff(numbers) != 1)) + 1
+            what = f"frame_index jumps from {numbers[at - 1]} to {numbers[at]} at row {at}"
+            problems.append(BadRequest("prepare-frame-order", what, where=where, do=exclude))
+        elif numbers[0] != 0:
+            derived.append(f"frame_index starts at {numbers[0]}")
+    if "episode_index" in columns:
+        numbers = np.unique(column_array(episode, EPISODE_INDEX))
+        if len(numbers) > 1:
+            what = f"the rows belong to {len(numbers)} episodes: {numbers[:5].tolist()}"
+            problems.append(BadRequest("prepare-episodes-mixed", what, where=where, do=exclude))
+        elif numbers[0] != episode.origin.episode:
+            derived.append(f"episode_index is {numbers[0]} in the file of episode {episode.origin.episode}")
+
+
+def _check_finite(job: ScanJob, problems: list[StackError]) -> None:
+    episode = job.selected.episode
+    for name, values in assemble(job.selected, job.recipe, job.features).items():
+        if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+            continue
+        table = values.reshape(len(values), -1)
+        bad = ~np.isfinite(table)
+        if not bad.any():
+            continue
+        frame, channel = (int(i) for i in np.argwhere(bad)[0])
+        names = job.features[name].names
+        label = f"{channel} ('{names[channel]}')" if names is not None else str(channel)
+        problems.append(
+            BadRequest(
+                "prepare-not-finite",
+                f"{name} holds {table[frame, channel]} at episode {episode.origin.episode}, frame {frame}, "
+                f"channel {label}; {int(bad.sum())} values of this episode are not finite in {values.dtype}",
+                where=f"{episode.rows.file}",
+                do=f"exclude_episodes: [{episode.origin.episode}], or leave the channel out of features.{name}",
+            )
+        )

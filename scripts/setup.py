@@ -39,7 +39,8 @@ def main() -> int:
     if not packages.exists():
         install(lock, packages)
     link(venv_folder, packages, line)
-    say(f"{line} line, Python {platform.python_version()}: {venv_folder.name} is ready ({time.monotonic() - started:.0f} s)")
+    took_s = time.monotonic() - started
+    say(f"{line} line, Python {platform.python_version()}: {venv_folder.name} is ready ({took_s:.0f} s)")
     return 0
 
 
@@ -72,7 +73,7 @@ def install(lock: Path, packages: Path) -> None:
     if free < need_bytes:
         fail(
             "setup-disk",
-            f"{packages.parent} has {free / 1e9:.1f} GB free; the installation needs up to {need_bytes / 1e9:.0f} GB",
+            f"{packages.parent} has {free / 1e9:.1f} GB free; up to {need_bytes / 1e9:.0f} GB are needed",
             "free some space, or set STACK_ENVS to a folder on a larger disk",
         )
     with (packages.parent / ".lock").open("w") as guard:
@@ -136,7 +137,9 @@ def pip_index() -> str | None:
     """A site's pip index, so that one configured mirror serves both installers."""
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     found = subprocess.run(command, capture_output=True, text=True)
-    return os.environ.get("PIP_INDEX_URL") or (found.stdout.strip() if found.returncode == 0 else None) or None
+    return (
+        os.environ.get("PIP_INDEX_URL") or (found.stdout.strip() if found.returncode == 0 else None) or None
+    )
 
 
 def link(venv_folder: Path, packages: Path, line: str) -> None:

@@ -88,9 +88,13 @@ class Slice(Strict):
         if self.at is not None:
             start, stop = self.at
             if not 0 <= start < stop:
-                raise ValueError(f"'at' is a half-open range [start, stop]; {[start, stop]} is empty or negative")
+                raise ValueError(
+                    f"'at' is a half-open range [start, stop]; {[start, stop]} is empty or negative"
+                )
             if self.names is not None and len(self.names) != stop - start:
-                raise ValueError(f"'at' takes {stop - start} channels but 'names' has {len(self.names)} names")
+                raise ValueError(
+                    f"'at' takes {stop - start} channels but 'names' has {len(self.names)} names"
+                )
         return self
 
 
@@ -111,7 +115,7 @@ class ExpectedData(Strict):
     frames: int | None = None
     fps: float | None = None
     cameras: int | None = None
-    widths: dict[str, int] = {}
+    widths: dict[str, int] = Field(default_factory=dict)
 
 
 class DatasetManifest(Strict):
@@ -130,7 +134,7 @@ class DatasetManifest(Strict):
     sources: tuple[Source, ...] = Field(min_length=1)
     features: dict[str, tuple[Slice, ...]] | None = None
     cameras: dict[str, Camera] | None = None
-    tasks: dict[str, str] = {}
+    tasks: dict[str, str] = Field(default_factory=dict)
     robot_type: str | None = None
     videos: Literal["join", "link", "transcode"] = "join"
     expect: ExpectedData = ExpectedData()

@@ -60,7 +60,9 @@ class Policy(Strict):
     @model_validator(mode="after")
     def _toy_fits(self) -> Policy:
         if self.toy is not None and self.toy.image_size != self.image_size:
-            raise ValueError(f"toy.image_size {self.toy.image_size} differs from image_size {self.image_size}")
+            raise ValueError(
+                f"toy.image_size {self.toy.image_size} differs from image_size {self.image_size}"
+            )
         return self
 
 
@@ -234,7 +236,7 @@ class RunManifest(Strict):
         product = train.batch_per_device * self.device.count * train.accumulation
         if product != train.global_batch:
             raise ValueError(
-                f"train.global_batch is {train.global_batch}, but batch_per_device {train.batch_per_device} x "
-                f"device.count {self.device.count} x accumulation {train.accumulation} = {product}"
+                f"train.global_batch is {train.global_batch}, but batch_per_device {train.batch_per_device} "
+                f"x device.count {self.device.count} x accumulation {train.accumulation} = {product}"
             )
         return self

@@ -75,6 +75,7 @@ def _construct(node: yaml.Node, keys: Keys, source: str, positions: dict[Keys, s
         return [_construct(item, (*keys, i), source, positions) for i, item in enumerate(node.value)]
     if node.tag not in _PLAIN_TAGS:
         raise BadRequest("manifest-yaml-tag", f"the YAML tag {node.tag} is not allowed", where=position)
+    assert isinstance(node, yaml.ScalarNode)
     return node.value if node.style is not None else _plain(node.value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -111,14 +110,17 @@ def finished(stage: Stage, cache: HashCache) -> StageResult | None:
     )
 
 
-def run(stage: Stage, cache: HashCache, *, force: bool = False) -> StageResult:
-    """Do the stage's work unless an earlier call did just that.
+def run(
+    stage: Stage, cache: HashCache, *, force: bool = False, before: Callable[[], None] = lambda: None
+) -> StageResult:
+    """Do the stage's work unless an earlier call did just that; `before` is called when there is work.
 
     A result that is not good is recorded and shown, but never reused for resumable work: it is tried again.
     """
     earlier = None if force else finished(stage, cache)
     if earlier is not None and (earlier.good or not stage.resumable):
         return earlier
+    before()
     started = time.monotonic()
     stage.record_file.unlink(missing_ok=True)
     outcome = _run_resumable(stage) if stage.resumable else _run_whole(stage)
@@ -166,6 +168,6 @@ def _run_resumable(stage: Stage) -> Outcome:
         key_file.write_text(stage.key)
     outcome = stage.work(partial, resume)
     shutil.rmtree(stage.folder, ignore_errors=True)
-    os.rename(partial, stage.folder)
+    partial.rename(stage.folder)
     key_file.unlink()
     return outcome

@@ -181,9 +181,7 @@ def _load(expect: Expect, train: Mapping[str, Any] | None) -> Iterator[Row]:
     yield _equal("load", "connections outside this machine", 0, got)
 
 
-def _points(
-    gate: str, points: tuple[ExpectedPoint, ...], train: Mapping[str, Any] | None
-) -> Iterator[Row]:
+def _points(gate: str, points: tuple[ExpectedPoint, ...], train: Mapping[str, Any] | None) -> Iterator[Row]:
     windows = {int(step): loss for step, loss in (_get(train, "windows") or ())}
     for point in points:
         yield _within(gate, f"mean loss at step {point.step}", point.loss, windows.get(point.step))

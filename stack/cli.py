@@ -1,0 +1,446 @@
+"""The command line: parse, call, print. Rooms are imported inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from stack import __version__
+from stack.errors import BadRequest, Exit, StackError, WorkFailed
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class Commands(click.Group):
+    """A group that names the closest command for one that it does not know."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"no such command '{args[0]}'{hint}", ctx) from error
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order of a project's life, not of the alphabet
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="stack")
+def cli() -> None:
+    """From raw robot recordings to a fine-tuned pi0.5 policy: checked, reproducible, offline.
+
+    Exit codes: 0 good; 1 done, and what was judged is not good; 2 the request is wrong; 3 the environment is
+    not able; 4 the work ran and failed; 70 a bug of stack; 130 interrupted.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code; a user's mistake never shows a traceback."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else Exit.OK)
+    except StackError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(Exit.BAD_REQUEST)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(f"interrupted; go on with the same command: stack {' '.join(sys.argv[1:])}", err=True)
+        sys.exit(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(Exit.OK)
+    except Exception as error:
+        click.echo(f"error[bug]: {type(error).__name__}: {error}", err=True)
+        click.echo(f"  this is a fault of stack itself; the traceback is in {_keep_traceback()}", err=True)
+        sys.exit(Exit.OUR_BUG)
+
+
+def _keep_traceback() -> str:
+    with tempfile.NamedTemporaryFile("w", prefix="stack-bug-", suffix=".txt", delete=False) as file:
+        traceback.print_exc(file=file)
+    return file.name
+
+
+def _log(line: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True)
+
+
+def _write_json(value: Any, to: str | None) -> None:
+    if to == "-":
+        click.echo(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False))
+    elif to is not None:
+        from stack.files import write_json
+
+        write_json(Path(to), value)
+
+
+def _manifest_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option(
+        "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a value of the manifest."
+    )(command)
+    return click.option(
+        "--allow-outside", is_flag=True, help="Let the manifest name paths outside its root."
+    )(command)
+
+
+@cli.command()
+@click.option("--device", "kind", type=click.Choice(["npu", "cuda", "cpu"]), default="cpu", show_default=True)
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Devices wanted here.")
+@click.option("--json", "json_to", metavar="FILE", help="Write the facts as JSON; '-' for stdout.")
+def doctor(kind: Any, count: int, json_to: str | None) -> None:
+    """Is this machine able to train? Devices, memory, shared memory, packages, offline switches.
+
+    Example: stack doctor --device npu --count 8
+    """
+    from stack.devices.doctor import Needs, examine
+    from stack.faults import has_errors
+
+    found = examine(Needs(kind=kind, count=count, disk=Path.cwd()))
+    _write_json(found.to_json(), json_to)
+    if json_to != "-":
+        host, devices = found.host, found.devices
+        click.echo(
+            f"host     {host.machine}, {host.cpu_count} cores, {host.memory_bytes / 1e9:.1f} GB memory"
+        )
+        click.echo(f"devices  {devices.count} x {kind} {', '.join(sorted(set(devices.names)))}")
+        click.echo(f"versions {', '.join(f'{k} {v}' for k, v in host.versions.items())}")
+        for fault in found.faults:
+            click.echo(f"{fault.severity}[{fault.code}]: {fault.message}\n  do: {fault.mend}")
+        click.echo("able" if not has_errors(found.faults) else "NOT able")
+    raise click.exceptions.Exit(Exit.NOT_ABLE if has_errors(found.faults) else Exit.OK)
+
+
+@cli.command()
+@click.argument("out", type=FOLDER)
+def demo(out: Path) -> None:
+    """Write two faulty demo deliveries and toy models into OUT.
+
+    Example: stack demo work/demo
+    """
+    from stack.demo import write_demo
+
+    write_demo(out, log=_log)
+    click.echo(f"deliveries in {out / 'deliveries'}, models in {out / 'models'}")
+
+
+@cli.command()
+@click.argument("dataset", type=FOLDER)
+@click.option("--deep", is_flag=True, help="Decode every frame of every video.")
+@click.option("--for", "policy", type=click.Choice(["pi05"]), help="Also judge the data for this policy.")
+@click.option("--action-horizon", type=click.IntRange(1), default=50, show_default=True)
+@click.option("--tokenizer", type=FOLDER, help="Local tokenizer, to count the prompts' tokens exactly.")
+@click.option("--json", "json_to", metavar="FILE", help="Write the report as JSON; '-' for stdout.")
+@click.option("--html", "html_to", type=FILE, help="Write the report as one HTML page.")
+def audit(
+    dataset: Path,
+    deep: bool,
+    policy: str | None,
+    action_horizon: int,
+    tokenizer: Path | None,
+    json_to: str | None,
+    html_to: Path | None,
+) -> None:
+    """Find everything in DATASET that would hurt a training; exit code 1 where there are errors.
+
+    Example: stack audit deliveries/task_5867 --for pi05 --html report.html
+    """
+    from stack.audit import PolicyNeeds
+    from stack.audit import audit as run_audit
+    from stack.audit.text import render
+
+    needs = PolicyNeeds(name=policy, action_horizon=action_horizon, tokenizer=tokenizer) if policy else None
+    report = run_audit(dataset, policy=needs, deep=deep, log=_log)
+    _write_json(report.to_json(), json_to)
+    if html_to is not None:
+        from stack.audit.html import render as render_html
+        from stack.files import write_text
+
+        write_text(html_to, render_html(report))
+    if json_to != "-":
+        click.echo(render(report))
+    raise click.exceptions.Exit(Exit.OK if report.ok else Exit.NOT_GOOD)
+
+
+@cli.command()
+@click.argument("manifest", type=FILE)
+@click.option("--out", type=FOLDER, help="The folder to write; must not exist.")
+@click.option("--videos", type=click.Choice(["join", "link", "transcode"]), help="Overrides the manifest.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@_manifest_options
+def prepare(
+    manifest: Path,
+    out: Path | None,
+    videos: Any,
+    jobs: int | None,
+    dry_run: bool,
+    overrides: tuple[str, ...],
+    allow_outside: bool,
+) -> None:
+    """Turn the deliveries that a dataset MANIFEST names into one v3.0 dataset.
+
+    Example: stack prepare manifests/datasets/demo.yaml --out work/demo-dataset
+    """
+    from stack.manifests import load_dataset_manifest
+    from stack.prepare import plan
+    from stack.prepare import prepare as run_prepare
+
+    loaded = load_dataset_manifest(manifest, overrides=overrides, allow_outside=allow_outside)
+    if dry_run:
+        click.echo(plan(loaded).text())
+        return
+    if out is None:
+        raise BadRequest("prepare-no-out", "where to write is not given", do="add --out DIR, or --dry-run")
+    prepared = run_prepare(loaded, out=out, videos=videos, jobs=jobs, log=_log)
+    click.echo(f"{prepared.episodes} episodes, {prepared.frames} frames in {out}")
+    click.echo(f"content {prepared.content_digest}")
+
+
+@cli.group(cls=Commands)
+def mirror() -> None:
+    """Models and tokenizers on this machine, every file hashed."""
+
+
+def _mirror_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.argument("manifest", type=FILE),
+        click.option("--to", type=FOLDER, required=True, help="The mirror's folder."),
+        click.option("--only", "names", multiple=True, metavar="NAME", help="Only this model; repeatable."),
+    ):
+        command = option(command)
+    return command
+
+
+@mirror.command("get")
+@_mirror_options
+@click.option("--demo", type=FOLDER, help="Folder of `stack demo`, for models that it makes.")
+@click.option("--endpoint", help="ModelScope address; default: MODELSCOPE_ENDPOINT or the public site.")
+def mirror_get(
+    manifest: Path, to: Path, names: tuple[str, ...], demo: Path | None, endpoint: str | None
+) -> None:
+    """Fetch the models of MANIFEST and verify every file by size and sha256.
+
+    Example: stack mirror get manifests/models.yaml --to mirror --only pi05_base
+    """
+    from stack.manifests import load_models_manifest
+    from stack.mirror import get
+
+    loaded = load_models_manifest(manifest)
+    for model in get(loaded, to, names=names or None, demo=demo, endpoint=endpoint, log=_log):
+        click.echo(f"{model.name}: verified, in {model.folder}")
+
+
+@mirror.command("verify")
+@_mirror_options
+def mirror_verify(manifest: Path, to: Path, names: tuple[str, ...]) -> None:
+    """Hash a mirror again and name every file that is wrong, missing or left over.
+
+    Example: stack mirror verify manifests/models.yaml --to mirror
+    """
+    from stack.faults import has_errors
+    from stack.manifests import load_models_manifest
+    from stack.mirror import verify
+
+    faults = verify(load_models_manifest(manifest).manifest, to, names=names or None)
+    for fault in faults:
+        click.echo(
+            f"{fault.severity}[{fault.code}]: {fault.message}\n  at: {fault.where}\n  do: {fault.mend}"
+        )
+    click.echo("every file is right" if not faults else f"{len(faults)} faults")
+    raise click.exceptions.Exit(Exit.NOT_GOOD if has_errors(faults) else Exit.OK)
+
+
+@mirror.command("pin")
+@_mirror_options
+@click.option("--endpoint", help="ModelScope address; default: MODELSCOPE_ENDPOINT or the public site.")
+def mirror_pin(manifest: Path, to: Path, names: tuple[str, ...], endpoint: str | None) -> None:
+    """Print the sizes and hashes of files that MANIFEST does not pin yet, as YAML to paste.
+
+    Example: stack mirror pin manifests/models.yaml --to mirror --only pi05_base
+    """
+    from stack.manifests import load_models_manifest
+    from stack.mirror import pin
+
+    click.echo(pin(load_models_manifest(manifest), to, names=names or None, endpoint=endpoint, log=_log))
+
+
+def _open_run(manifest: Path, work: Path, overrides: tuple[str, ...], allow_outside: bool) -> tuple[Any, Any]:
+    """The loaded run, and its context over what `reproduce` prepared and mirrored below `work`."""
+    from stack.manifests import load_run_manifest
+    from stack.reproduce.provenance import collect
+    from stack.reproduce.stages import open_context
+
+    loaded = load_run_manifest(manifest, overrides=overrides, allow_outside=allow_outside)
+    return loaded, open_context(loaded, work.absolute(), collect(), _log)
+
+
+def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.argument("manifest", type=FILE),
+        click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder."),
+        click.option("--dataset", type=FOLDER, help="Prepared dataset; default: the run's own in --work."),
+        click.option("--out", type=FOLDER, help="Where to write; default: below the run's folder in --work."),
+    ):
+        command = option(command)
+    return _manifest_options(command)
+
+
+@cli.command()
+@_run_options
+def sweep(
+    manifest: Path, work: Path, dataset: Path | None, out: Path | None, overrides: Any, allow_outside: bool
+) -> None:
+    """Measure the batch sizes of a run MANIFEST, each in its own process.
+
+    Example: stack sweep manifests/runs/demo-cpu.yaml
+    """
+    from stack.sweep import sweep as run_sweep
+
+    loaded, context = _open_run(manifest, work, overrides, allow_outside)
+    out = out or context.folder / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+    result = run_sweep(
+        loaded,
+        dataset=dataset or context.folder / "prepare",
+        mirror=context.mirror,
+        models=context.models.manifest,
+        out=out,
+        log=_log,
+    )
+    if not any(point.status == "ok" for point in result.points):
+        raise WorkFailed("sweep-no-point", "no point of the sweep ran", where=str(out))
+    click.echo(f"results in {out}")
+
+
+@cli.command()
+@_run_options
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out.")
+def train(
+    manifest: Path,
+    work: Path,
+    dataset: Path | None,
+    out: Path | None,
+    resume: bool,
+    overrides: Any,
+    allow_outside: bool,
+) -> None:
+    """Train as a run MANIFEST says, on what `stack reproduce` prepared and mirrored.
+
+    Example: stack train manifests/runs/demo-cpu.yaml --out work/my-training
+    """
+    from stack.train import train as run_train
+
+    loaded, context = _open_run(manifest, work, overrides, allow_outside)
+    out = out or context.folder / f"train-{time.strftime('%Y%m%d-%H%M%S')}"
+    result = run_train(
+        loaded,
+        dataset=dataset or context.folder / "prepare",
+        mirror=context.mirror,
+        models=context.models.manifest,
+        out=out,
+        resume=resume,
+        log=_log,
+    )
+    click.echo(f"{result.outcome} after {result.steps} steps, results in {out}")
+    if result.outcome == "stopped":
+        raise KeyboardInterrupt
+    if result.outcome != "finished":
+        raise WorkFailed(f"train-{result.outcome}", result.message or result.outcome, where=str(out))
+
+
+@cli.command()
+@click.argument("manifest", type=FILE)
+@click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
+@click.option("--force-stage", metavar="NAME", help="Run this stage even where an earlier one forbids it.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and do nothing.")
+@click.option("--track/--no-track", default=True, show_default=True, help="Ship the record to MLflow.")
+@click.option("--json", "json_to", metavar="FILE", help="Write the verdict as JSON; '-' for stdout.")
+@_manifest_options
+def reproduce(
+    manifest: Path,
+    work: Path,
+    force_stage: str | None,
+    dry_run: bool,
+    track: bool,
+    json_to: str | None,
+    overrides: tuple[str, ...],
+    allow_outside: bool,
+) -> None:
+    """Run a MANIFEST from data to verdict; what has not changed is not done again.
+
+    Example: stack reproduce manifests/runs/demo-cpu.yaml
+    """
+    from stack.manifests import load_run_manifest
+    from stack.reproduce import describe
+    from stack.reproduce import reproduce as run_reproduce
+    from stack.reproduce.report import render_text
+
+    if dry_run:
+        _, context = _open_run(manifest, work, overrides, allow_outside)
+        click.echo(describe(context))
+        return
+    loaded = load_run_manifest(manifest, overrides=overrides, allow_outside=allow_outside)
+    done = run_reproduce(loaded, work=work, force_stage=force_stage, track=track, log=_log)
+    _write_json(done.verdict.to_json(), json_to)
+    if json_to != "-":
+        click.echo(render_text(done.verdict))
+        click.echo(
+            f"results in {done.folder} (verdict.html)" + (", in MLflow: make ui" if done.store else "")
+        )
+        if not done.did:
+            click.echo("nothing to do: every stage is up to date")
+    raise click.exceptions.Exit(done.exit)
+
+
+@cli.group(cls=Commands)
+def track() -> None:
+    """The local MLflow server, and the way of a run's journal to one."""
+
+
+@track.command("server")
+@click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Default: a free one.")
+def track_server(work: Path, port: int | None) -> None:
+    """Serve the runs of a working folder on loopback until Ctrl-C.
+
+    Example: stack track server --port 5000
+    """
+    from stack.tracking.server import serve
+
+    serve(work.absolute() / "tracking", port=port, log=click.echo)
+
+
+@track.command("ship")
+@click.argument("folder", type=FOLDER)
+@click.option("--server", help="Address; default: a server over the store of --work, started for this.")
+@click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
+def track_ship(folder: Path, server: str | None, work: Path) -> None:
+    """Bring the journals below a run FOLDER to MLflow; what is there already stays as it is.
+
+    Example: stack track ship work/runs/demo-cpu --server http://tracking.example:5000
+    """
+    from stack.tracking.ship import ship
+
+    if not folder.is_dir():
+        raise BadRequest("track-no-folder", "the run folder is not there", where=str(folder))
+    if server is not None:
+        ship(folder, server, log=_log)
+        return
+    from stack.tracking.server import Server
+
+    with Server.start(work.absolute() / "tracking", log=_log) as local:
+        ship(folder, local.uri, log=_log)

@@ -1,0 +1,196 @@
+"""The run's own journal, and its way to the tracking server: beside the run, never in its way."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stack.errors import StackError
+from stack.files import write_json
+from stack.reproduce.stages import Context
+from stack.reproduce.verdict import Verdict
+from stack.tracking import names
+from stack.tracking.journal import JOURNAL, Journal, Status
+
+SHIP_EVERY_S = 20.0
+
+
+class Recorder:
+    """Opens the journal and the server when the first stage has work, closes both with the run.
+
+    A server that does not start, or a record that cannot be shipped, costs the run nothing: the journal
+    stays in the run's folder, and the user is told how to ship it.
+    """
+
+    def __init__(self, context: Context, *, is_tracked: bool) -> None:
+        self._context = context
+        self._is_tracked = is_tracked
+        self._journal: Journal | None = None
+        self._stop = threading.Event()
+        self._shipper: threading.Thread | None = None
+        self._store = context.work / "tracking"
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        self._stop.set()
+        if self._journal is not None:
+            self._journal.event("stopped", error=str(error) or type(error).__name__)
+            self._end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+    def open(self) -> None:
+        """Begin the record, once."""
+        if self._journal is not None:
+            return
+        manifest = self._context.run.manifest
+        write_json(self._context.folder / "manifest.json", _resolved(self._context))
+        self._journal = Journal(
+            self._context.folder,
+            name=manifest.name,
+            experiment=names.REPRODUCE,
+            tags=_tags(self._context),
+            description=f"{manifest.purpose}\n\nAgain: `stack reproduce {self._context.run.file.name}`",
+        )
+        self._context.parent = self._journal.run_id
+        if self._is_tracked:
+            self._shipper = threading.Thread(target=self._ship_beside, name="shipper", daemon=True)
+            self._shipper.start()
+
+    def finish(self, verdict: Verdict) -> None:
+        """Write what compares, and the verdict."""
+        self.open()
+        assert self._journal is not None
+        context, folder = self._context, self._context.folder
+        self._journal.params(_params(context))
+        self._journal.tags({names.VERDICT: verdict.tag, names.OUTCOME: "ok" if verdict.good else "not-good"})
+        if "prepare" in context.done:
+            facts = context.facts("prepare")
+            self._journal.tags({names.DATASET_DIGEST: facts["content_digest"]})
+            self._journal.dataset(
+                name=context.dataset.manifest.name,
+                digest=facts["content_digest"],
+                source=str(context.done["prepare"].folder),
+                context="training",
+                profile={key: facts[key] for key in ("episodes", "frames", "fps", "cameras")},
+            )
+        self._journal.metrics(_finals(context, verdict), step=0)
+        for path in (folder / "verdict.html", folder / "verdict.json", folder / "audit" / "audit.html"):
+            if path.exists():
+                self._journal.artifact(path)
+        for path in (folder / "manifest.json", folder / "prepare" / "meta" / "provenance.json"):
+            if path.exists():
+                self._journal.artifact(path, to="provenance")
+        self._end("FINISHED" if verdict.good else "FAILED")
+
+    def ship(self) -> Path | None:
+        """Bring what is not there yet to the server; the store's folder if the run stands in it."""
+        was_shipped = (self._context.folder / ".shipped.json").exists()
+        if not self._is_tracked or not (self._context.folder / JOURNAL).exists():
+            return self._store if was_shipped else None
+        if self._journal is None and was_shipped:
+            return self._store
+        self._stop.set()
+        if self._shipper is not None:
+            self._shipper.join()
+        return self._store if self._ship_once() else None
+
+    def _end(self, status: Status) -> None:
+        if self._journal is not None:
+            self._journal.end(status)
+            self._journal.close()
+
+    def _ship_beside(self) -> None:
+        """Keep a server up and the record current while the stages run, so that curves can be watched."""
+        from stack.tracking.server import Server
+        from stack.tracking.ship import ship
+
+        try:
+            with Server.start(self._store) as server:
+                self._context.log(f"tracking: watch the run at {server.uri}")
+                while not self._stop.wait(SHIP_EVERY_S):
+                    ship(self._context.folder, server.uri)
+        except StackError:
+            return  # said once, at the end, when shipping is tried again
+
+    def _ship_once(self) -> bool:
+        from stack.tracking.server import Server
+        from stack.tracking.ship import ship
+
+        try:
+            with Server.start(self._store) as server:
+                ship(self._context.folder, server.uri)
+        except StackError as error:
+            self._context.log(f"tracking: the record was not shipped, the run is not affected: {error}")
+            self._context.log(f"  later: stack track ship {self._context.folder}")
+            return False
+        return True
+
+
+def _resolved(context: Context) -> dict[str, Any]:
+    return {
+        "run": context.run.manifest.model_dump(mode="json", by_alias=True),
+        "dataset": context.dataset.manifest.model_dump(mode="json", by_alias=True),
+        "models": {
+            name: context.models.manifest.models[name].model_dump(mode="json") for name in context.model_names
+        },
+        "provenance": context.provenance.to_json(),
+    }
+
+
+def _tags(context: Context) -> dict[str, str]:
+    provenance, device = context.provenance, context.run.manifest.device
+    tags = {
+        names.DATASET: context.dataset.manifest.name,
+        names.DEVICE: device.kind,
+        names.LINE: provenance.line,
+        names.VERSION: provenance.version,
+        names.GIT: f"{provenance.revision or 'none'}{' dirty' if provenance.dirty else ''}",
+        names.IMAGE: provenance.image or "none",
+    }
+    return tags
+
+
+def _params(context: Context) -> dict[str, Any]:
+    manifest = context.run.manifest
+    policy, train = manifest.policy, manifest.train
+    return {
+        "weights": policy.weights,
+        "tokenizer": policy.tokenizer,
+        "dtype": policy.dtype,
+        "action_horizon": policy.action_horizon,
+        "device": f"{manifest.device.kind} x {manifest.device.count}",
+        "steps": train.steps,
+        "global_batch": train.global_batch,
+        "learning_rate": train.learning_rate,
+        "seed": train.seed,
+        "dataset": context.dataset.manifest.name,
+        "lock": context.provenance.lock,
+        "python": context.provenance.python,
+    }
+
+
+def _finals(context: Context, verdict: Verdict) -> dict[str, float]:
+    finals = {f"final/{name}_stage_s": result.seconds for name, result in context.done.items()}
+    finals["final/gates_failed"] = len(
+        {row.gate for row in verdict.rows if row.ok is False and not row.exact}
+    )
+    if "audit" in context.done:
+        finals["final/audit_errors"] = context.facts("audit")["errors"]
+    if "train" in context.done:
+        facts = context.facts("train")
+        for name, key in (
+            (names.FINAL_LOSS, "final_loss"),
+            (names.FINAL_STEP_S, "step_s"),
+            (names.FINAL_SAMPLES_PER_S, "samples_per_s"),
+            (names.FINAL_PEAK_MEMORY_BYTES, "peak_memory_bytes"),
+        ):
+            if facts.get(key) is not None:
+                finals[name] = float(facts[key])
+    return finals

@@ -129,10 +129,20 @@ def _tensors(model: Model, folder: Path) -> Tensors | None:
     facts = [inspect(folder / f.path) for f in model.files if f.path.endswith(SAFETENSORS)]
     if not facts:
         return None
-    dtype = "+".join(sorted({name for f in facts for name in f.dtypes}))
-    return Tensors(
-        count=sum(f.count for f in facts), parameters=sum(f.parameters for f in facts), dtype=dtype
+    got = Tensors(
+        count=sum(f.count for f in facts),
+        parameters=sum(f.parameters for f in facts),
+        dtype="+".join(sorted({name for f in facts for name in f.dtypes})),
     )
+    if model.tensors is not None and got != model.tensors:
+        raise WorkFailed(
+            "mirror-tensors-differ",
+            f"the manifest expects {model.tensors.count} tensors, {model.tensors.parameters:,} parameters, "
+            f"{model.tensors.dtype}; the file holds {got.count}, {got.parameters:,}, {got.dtype}",
+            where=origin_text(model.origin),
+            do="pin another revision, or correct 'tensors' in the manifest",
+        )
+    return got
 
 
 def _golden(model: Model, folder: Path, log: Log) -> tuple[Golden, ...]:

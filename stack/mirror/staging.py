@@ -22,6 +22,7 @@ from stack.mirror.hub import FetchFailed, Hub, Listed
 
 Log = Callable[[str], None]
 FETCH_ATTEMPTS = 2  # the second starts from zero, for a partial file of other content or a corrupted transfer
+UNREACHABLE_IN_A_ROW = 2
 _LOCK_POLL_S = 0.2
 _CLIENT_FOLDER = ".client"
 
@@ -158,16 +159,23 @@ def stage(source: Source, files: list[ModelFile], log: Log) -> list[str]:
     wanted = [f for f in files if not _staged(source, f)]
     _check_space(source, wanted)
     problems: list[str] = []
-    unreachable = 0
-    for file in wanted:
+    reached, in_a_row = False, 0
+    for position, file in enumerate(wanted):
         try:
-            if wrong := _fetch_checked(source, file, log):
+            wrong = _fetch_checked(source, file, log)
+            in_a_row, reached = 0, True
+            if wrong is not None:
                 problems.append(f"{file.path} {wrong.what}{_whose_side(source, file, wrong)}")
         except FetchFailed as error:
             problems.append(f"{file.path} {error.what}")
-            unreachable += error.unreachable
+            in_a_row = in_a_row + 1 if error.unreachable else 0
+            reached = reached or not error.unreachable
+        # The client tries for half a minute each time; a hub that is away need not be asked for every file.
+        if in_a_row == UNREACHABLE_IN_A_ROW:
+            problems += [f"{later.path} was not tried" for later in wanted[position + 1 :]]
+            break
     if problems:
-        raise _failed(source, problems, unreachable == len(problems))
+        raise _failed(source, problems, all_unreachable=not reached)
     return [file.path for file in wanted]
 
 
@@ -221,10 +229,10 @@ def _check_space(source: Source, wanted: list[ModelFile]) -> None:
         )
 
 
-def _failed(source: Source, problems: list[str], all_unreachable: bool) -> StackError:
-    shown = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
-    count = len(problems)
-    what = f"'{source.name}': {count} of {len(source.model.files)} files could not be mirrored: {shown}"
+def _failed(source: Source, problems: list[str], *, all_unreachable: bool) -> StackError:
+    count, total = len(problems), len(source.model.files)
+    shown = f" {problems[0]}" if count == 1 else "".join(f"\n  - {problem}" for problem in problems)
+    what = f"'{source.name}': {count} of {total} files could not be mirrored:{shown}"
     if all_unreachable:
         return NotAble(
             "mirror-unreachable",
@@ -232,11 +240,10 @@ def _failed(source: Source, problems: list[str], all_unreachable: bool) -> Stack
             where=source.hub.endpoint,
             do="check the address and the network (--endpoint), then run the same command again; it resumes",
         )
-    do = (
-        "run the same command again; only these files are fetched"
-        if source.model.origin.modelscope
-        else ("run 'stack demo' again with this version of stack; its models are the same bytes everywhere")
-    )
+    if source.model.origin.modelscope is None:
+        do = "run 'stack demo' again with this version of stack; its models are the same bytes everywhere"
+    else:
+        do = "compare the manifest with the repository at this revision; a next call fetches only these files"
     return WorkFailed("mirror-files-wrong", what, where=str(source.staging.parent), do=do)
 
 

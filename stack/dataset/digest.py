@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
-from stack.dataset.pool import Pool, open_pool
+from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.rows import column_array, column_names, text_column
 from stack.dataset.selection import Recipe, frame_tasks
 from stack.dataset.video import clip_digest
@@ -25,7 +25,7 @@ class _EpisodeJob:
     tasks: Mapping[int, str]
 
 
-def content_digest(dataset: Dataset, *, jobs: int | None = 1) -> str:
+def content_digest(dataset: Dataset, *, jobs: Jobs = 1) -> str:
     """sha256 over fps, features and episodes in order.
 
     Of each episode count: its length; each feature's name, dtype, shape and values, little-endian, frame by

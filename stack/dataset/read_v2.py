@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stack.dataset.model import ClipRef, Dataset, Episode, Feature, Origin, RowsRef
 from stack.dataset.missing import note_missing_columns
+from stack.dataset.model import ClipRef, Dataset, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, task_texts
 from stack.errors import BadRequest
 

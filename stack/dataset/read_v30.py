@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.missing import note_missing_columns
+from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, read_table, task_texts
 from stack.errors import BadRequest
 
@@ -114,7 +115,7 @@ def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict
     return rows
 
 
-def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, count: int) -> np.ndarray:
+def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, count: int) -> NDArray[Any]:
     numbers = np.full(count, -1, dtype=np.int64)
     for index, entry in table.items():
         start, stop = _whole(entry.get("dataset_from_index")), _whole(entry.get("dataset_to_index"))
@@ -123,7 +124,7 @@ def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, 
     return numbers
 
 
-def _add_runs(file: Path, numbers: np.ndarray, rows: dict[int, RowsRef]) -> None:
+def _add_runs(file: Path, numbers: NDArray[Any], rows: dict[int, RowsRef]) -> None:
     cuts = np.flatnonzero(np.diff(numbers)) + 1
     bounds = [0, *cuts.tolist(), len(numbers)]
     for start, stop in pairwise(bounds):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from stack.dataset.model import Episode, Feature, RowsRef
 from stack.dataset.read_meta import open_parquet
@@ -38,7 +40,7 @@ def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
     return table.slice(rows.start - first, rows.count)
 
 
-def column_array(episode: Episode, feature: Feature) -> np.ndarray:
+def column_array(episode: Episode, feature: Feature) -> NDArray[Any]:
     """One feature of one episode.
 
     One-element lists become scalars, bare scalars serve one-wide vectors, doubles serve integers.
@@ -54,7 +56,7 @@ def column_array(episode: Episode, feature: Feature) -> np.ndarray:
     return decode_column(read_rows(episode.rows, [feature.name]).column(feature.name), episode, feature)
 
 
-def decode_column(column: pa.ChunkedArray, episode: Episode, feature: Feature) -> np.ndarray:
+def decode_column(column: pa.ChunkedArray, episode: Episode, feature: Feature) -> NDArray[Any]:
     """As `column_array`, from a column that has been read already."""
     values = _flat_values(column, episode, feature)
     width = int(np.prod(feature.shape))
@@ -82,7 +84,7 @@ def _numpy_dtype(feature: Feature) -> str:
         ) from None
 
 
-def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) -> np.ndarray:
+def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) -> NDArray[Any]:
     """All numbers of the column in row order; lists of any depth are opened."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
@@ -105,11 +107,11 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
             f"{feature.name} is declared {feature.dtype} but stored as {column.type}",
             where=str(episode.rows.file),
         )
-    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values
 
 
-def _as_int64(values: np.ndarray, episode: Episode, feature: Feature, width: int) -> np.ndarray:
+def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: int) -> NDArray[Any]:
     if np.issubdtype(values.dtype, np.integer):
         if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
             raise BadRequest(
@@ -179,7 +181,8 @@ def _read_groups(
 @lru_cache(maxsize=4096)
 def _groups_of(file: Path, stamp: tuple[int, int], start: int, count: int) -> tuple[tuple[int, ...], int]:
     """Row groups that hold the rows, and the position of the first row of the first group."""
-    groups, first, position = [], start, 0
+    groups: list[int] = []
+    first, position = start, 0
     with open_parquet(file) as parquet:
         for group in range(parquet.num_row_groups):
             size = parquet.metadata.row_group(group).num_rows

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
 from stack.dataset.rows import column_names, decode_column, read_rows
 from stack.errors import BadRequest
 
-Column = np.ndarray | pa.Array
+Column: TypeAlias = NDArray[Any] | pa.Array
 TASK_INDEX = Feature("task_index", "int64", (1,))
 
 

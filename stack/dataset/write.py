@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stack.dataset.model import ClipRef
-from stack.dataset.pool import Pool, open_pool
-from stack.dataset.selection import Selection
+from stack.dataset.pool import Jobs, Pool, open_pool
+from stack.dataset.selection import Recipe, Selected, Selection
 from stack.dataset.stats import CameraSample, Stats, camera_stats, sample_camera
 from stack.dataset.video import VideoInfo
 from stack.dataset.write_check import check_written
@@ -47,7 +47,7 @@ def write_v30(
     *,
     plan: FilePlan | None = None,
     videos: Videos = "join",
-    jobs: int | None = None,
+    jobs: Jobs = None,
     log: Log = lambda _: None,
     finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None = None,
 ) -> Written:
@@ -98,7 +98,7 @@ def _write_data(root: Path, selection: Selection, plan: FilePlan, pool: Pool, lo
     return done
 
 
-def _used(selection: Selection, episodes: tuple[object, ...]) -> Mapping[str, object]:
+def _used(selection: Selection, episodes: tuple[Selected, ...]) -> dict[str, Recipe]:
     keys = {selected.recipe for selected in episodes}
     return {key: recipe for key, recipe in selection.recipes.items() if key in keys}
 

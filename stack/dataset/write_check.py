@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from stack.dataset.pool import Pool
 from stack.dataset.read import read_dataset
@@ -123,7 +125,7 @@ def _same(where: str, what: str, got: object, meant: object) -> None:
         raise WorkFailed("write-check-failed", f"{what}: {meant} was meant, {got} is there", where=where)
 
 
-def _same_array(where: str, what: str, got: np.ndarray, meant: np.ndarray) -> None:
+def _same_array(where: str, what: str, got: NDArray[Any], meant: NDArray[Any]) -> None:
     if len(got) != len(meant) or not (got == meant).all():
         at = int(np.argmax(got != meant)) if len(got) == len(meant) else 0
         raise WorkFailed(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from stack.dataset.model import ClipRef, Feature
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks
@@ -73,7 +74,7 @@ class VideoDone:
     info: VideoInfo
 
 
-def timestamps(length: int, fps: float) -> np.ndarray:
+def timestamps(length: int, fps: float) -> NDArray[Any]:
     """(length,) float32: frame_index / fps, divided in float64."""
     return (np.arange(length, dtype=np.float64) / fps).astype(np.float32)
 
@@ -135,7 +136,8 @@ def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
 
     `Sequence` rather than `List`: the former is read by every release of `datasets`, the latter from 4.0 on.
     """
-    fields, described = [], {}
+    fields: list[pa.Field] = []
+    described: dict[str, dict[str, Any]] = {}
     for name, feature in features.items():
         if len(feature.shape) != 1:
             raise BadRequest(
@@ -221,7 +223,7 @@ def pooled_stats(job: PooledJob) -> Stats:
     return vector_stats(read_written(job.root, job.paths, job.feature), where=job.feature)
 
 
-def read_written(root: Path, paths: Sequence[str], feature: str) -> np.ndarray:
+def read_written(root: Path, paths: Sequence[str], feature: str) -> NDArray[Any]:
     """(N,) or (N, D) in the written dtype, in the order of the files."""
     parts: list[Any] = []
     for path in paths:

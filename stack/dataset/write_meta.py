@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,14 +107,23 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
     The index bears the name `task`, as lerobot writes it from 0.5 on; up to 0.4.4 it was nameless, and all
     of them look the text up by position.
     """
-    import pandas as pd
-
-    frame = pd.DataFrame(
-        {"task_index": pd.array(range(len(tasks)), dtype="int64")}, index=pd.Index(list(tasks), name="task")
+    columns = [
+        {"name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+        {"name": "task", "pandas_type": "unicode", "numpy_type": "object"},
+    ]
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [{"name": None, "pandas_type": "unicode", "numpy_type": "object"}],
+        "columns": [{**column, "field_name": column["name"], "metadata": None} for column in columns],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    schema = pa.schema(
+        [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(pandas)}
     )
-    path = root / "meta" / "tasks.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frame.to_parquet(path, engine="pyarrow")
+    target = root / "meta" / "tasks.parquet"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table([list(range(len(tasks))), list(tasks)], schema=schema), target)
 
 
 def write_episodes(

@@ -1,6 +1,7 @@
 """From deliveries to one training-ready dataset: select, unify, slice, join."""
 
-from stack.prepare.planning import Plan, plan
+from stack.prepare.blueprint import Plan
+from stack.prepare.planning import plan
 from stack.prepare.run import Prepared, prepare
 
 __all__ = ["Plan", "Prepared", "plan", "prepare"]

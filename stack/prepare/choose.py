@@ -269,8 +269,8 @@ def choose_cameras(
         if dataset.features[source].dtype == "image":
             raise BadRequest(
                 "prepare-image-camera",
-                f"camera '{source}' of source '{dataset.name}' keeps its pictures in the rows, not in videos; "
-                "such cameras cannot be prepared yet",
+                f"camera '{source}' of source '{dataset.name}' keeps its pictures in the rows, not in "
+                "videos; such cameras cannot be prepared yet",
                 where=where,
                 do=f"name the cameras to keep under 'cameras', without {name}",
             )

@@ -84,8 +84,8 @@ def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
                 problems.add(
                     BadRequest(
                         "prepare-frames-differ",
-                        f"{camera}, episode {number} of '{dataset.name}': the video has {info.frames} frames, "
-                        f"its episodes have {claimed[clip.file]} rows",
+                        f"{camera}, episode {number} of '{dataset.name}': the video has {info.frames} "
+                        f"frames, its episodes have {claimed[clip.file]} rows",
                         where=str(clip.file),
                         do=f"exclude_episodes: [{number}]",
                     )
@@ -113,12 +113,12 @@ def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problem
     problems.add(
         BadRequest(
             "prepare-timestamps",
-            f"source '{dataset.name}': timestamps are not frame_index / fps ({dataset.fps:g}) in {len(off)} of "
-            f"{len(own)} episodes; worst in episode {number}, frame {worst.frame}: {worst.got_s:.4f} s is "
+            f"source '{dataset.name}': timestamps are not frame_index / fps ({dataset.fps:g}) in {len(off)} "
+            f"of {len(own)} episodes; worst in episode {number}, frame {worst.frame}: {worst.got_s:.4f} s is "
             f"stored, {worst.meant_s:.4f} s is meant, {worst.difference_s:.4f} s apart (1e-4 s is allowed)",
             where=str(dataset.root),
-            do="if the videos hold one frame a row at a constant rate (their frame counts are checked), add to "
-            f"the manifest:\n{_source_line(source)}\n      decide: {{timestamps: restamp}}",
+            do="if the videos hold one frame a row at a constant rate (their frame counts are checked), add "
+            f"to the manifest:\n{_source_line(source)}\n      decide: {{timestamps: restamp}}",
         )
     )
     return None

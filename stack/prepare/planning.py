@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stack.dataset.model import INDEX_FEATURES, Dataset, Episode
-from stack.dataset.pool import open_pool
+from stack.dataset.model import INDEX_FEATURES, Dataset
+from stack.dataset.pool import Jobs, open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Recipe, Selected, Selection
-from stack.dataset.video import VideoInfo
 from stack.errors import BadRequest, Exit, StackError
 from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Source
+from stack.prepare.blueprint import Plan, SourcePlan
 from stack.prepare.choose import (
     Part,
     choose_cameras,
@@ -26,7 +26,6 @@ from stack.prepare.choose import (
 from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
 from stack.prepare.problems import Problems
 from stack.prepare.reconcile import (
-    Reconciled,
     common_features,
     common_fps,
     common_robot_type,
@@ -37,58 +36,11 @@ from stack.prepare.scan import Scan, ScanJob, scan_episode
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class SourcePlan:
-    """One source and what is taken of it.
-
-    Attributes:
-        given: the path as the manifest gives it.
-        cameras: output camera -> the source's camera.
-        dropped: features and cameras that are left out, with the reason.
-        restamped: the worst timestamp difference in seconds where timestamps are replaced.
-    """
-
-    dataset: Dataset
-    given: str
-    episodes: tuple[Episode, ...]
-    cameras: Mapping[str, str]
-    dropped: Mapping[str, str]
-    restamped_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A prepared dataset before it is written.
-
-    Attributes:
-        videos: how videos will be written.
-        infos: source video file -> what probing it gave.
-        notes: what was derived or worked around.
-    """
-
-    name: str
-    selection: Selection
-    sources: tuple[SourcePlan, ...]
-    reconciled: tuple[Reconciled, ...]
-    task_edits: Mapping[str, str]
-    videos: str
-    infos: Mapping[Path, VideoInfo]
-    notes: tuple[str, ...]
-
-    def text(self) -> str:
-        """Field by field what is reconciled and what each source gives."""
-        return "\n".join(_text(self)) + "\n"
-
-    @property
-    def widths(self) -> dict[str, int]:
-        return {n: f.shape[0] for n, f in self.selection.vectors.items() if f.dtype != "string"}
-
-
 def plan(
     loaded: Loaded[DatasetManifest],
     *,
     videos: str | None = None,
-    jobs: int | None = 1,
+    jobs: Jobs = 1,
     log: Log = lambda _: None,
 ) -> Plan:
     """Read all sources and decide everything; nothing is written.
@@ -182,7 +134,8 @@ def _read_sources(loaded: Loaded[DatasetManifest], log: Log) -> list[Dataset]:
             problems.add(error)
             continue
         log(
-            f"read {dataset.name}: {dataset.version}, {len(dataset.episodes)} episodes, {dataset.frames} frames"
+            f"read {dataset.name}: {dataset.version}, {len(dataset.episodes)} episodes, "
+            f"{dataset.frames} frames"
         )
         datasets.append(dataset)
     problems.raise_if_any()
@@ -287,7 +240,7 @@ def _judge(
     where: str,
     problems: Problems,
 ) -> tuple[SourcePlan, ...]:
-    judged = []
+    judged: list[SourcePlan] = []
     asked = {source.dataset.name: given for source, given in zip(sources, manifest.sources, strict=True)}
     for source in sources:
         name = source.dataset.name
@@ -349,8 +302,8 @@ def _notes(
     for item, scan in zip(selected, scans, strict=True):
         for text in scan.derived:
             derived.setdefault((item.recipe, text), []).append(item.episode.origin.episode)
-    for (source, text), episodes in derived.items():
-        notes.append(f"{source}: {text} in episodes {ranges(episodes)}; it is derived")
+    for (name, text), episodes in derived.items():
+        notes.append(f"{name}: {text} in episodes {ranges(episodes)}; it is derived")
     for source in sources:
         if source.restamped_s is not None:
             notes.append(
@@ -378,56 +331,3 @@ def _check_expected(made: Plan, manifest: DatasetManifest, where: str) -> None:
             do="check the deliveries; or, if they are right, correct 'expect'",
             exit=Exit.NOT_GOOD,
         )
-
-
-def _text(made: Plan) -> list[str]:
-    selection = made.selection
-    lines = [f"dataset {made.name}"]
-    lines.append(
-        f"  {len(selection.episodes)} episodes, {selection.frames} frames, {selection.fps:g} fps, "
-        f"{len(selection.cameras)} cameras, robot_type {selection.robot_type}, videos {made.videos}"
-    )
-    first = 0
-    for source in made.sources:
-        dataset = source.dataset
-        taken, frames = len(source.episodes), sum(e.length for e in source.episodes)
-        lines.append(f"source {dataset.name} ({dataset.version}): {source.given}")
-        lines.append(
-            f"  {taken} of {len(dataset.episodes)} episodes ({ranges(e.index for e in source.episodes)}), "
-            f"{frames} frames -> episodes {first}-{first + taken - 1}"
-        )
-        first += taken
-        for out, given in source.cameras.items():
-            if out != given:
-                lines.append(f"  renamed: camera {given} -> {out}")
-        lines.extend(f"  dropped: {name}: {reason}" for name, reason in source.dropped.items())
-    lines.append("features")
-    for name, feature in selection.features.items():
-        lines.append(f"  {name}: {feature.dtype} {list(feature.shape)}{_origin(made, name)}")
-    lines.append("tasks")
-    lines.extend(f"  {number}: {text}" for number, text in enumerate(selection.tasks))
-    lines.extend(f"  edited: {a} -> {b}" for a, b in made.task_edits.items())
-    if made.reconciled:
-        lines.append("reconciled")
-        lines.extend(f"  {entry}" for entry in made.reconciled)
-    if made.notes:
-        lines.append("notes")
-        lines.extend(f"  {note}" for note in made.notes)
-    return lines
-
-
-def _origin(made: Plan, name: str) -> str:
-    """Which channels a feature takes from each source, where not all."""
-    shown = {}
-    for source, recipe in made.selection.recipes.items():
-        takes = recipe.columns.get(name, ())
-        if any(take.channels is not None for take in takes):
-            shown[source] = " + ".join(
-                f"{take.feature.name}[{'all' if take.channels is None else ranges(take.channels)}]"
-                for take in takes
-            )
-    if not shown:
-        return ""
-    if len(set(shown.values())) == 1:
-        return f" = {next(iter(shown.values()))}"
-    return " = " + "; ".join(f"{source}: {text}" for source, text in shown.items())

@@ -9,7 +9,7 @@ from typing import Any
 from stack import __version__
 from stack.dataset.write_files import WrittenFile
 from stack.files import sha256_file, sha256_text, tree_files, write_json
-from stack.prepare.planning import Plan, SourcePlan
+from stack.prepare.blueprint import Plan, SourcePlan
 
 PATH = "meta/provenance.json"
 SCHEMA = "stack/provenance/1"

@@ -128,7 +128,8 @@ def _common_names(
         problems.add(
             BadRequest(
                 "prepare-names-differ",
-                f"features.{name}: channel {at} is '{first[at]}' in {first_source} and '{names[at]}' in {source}",
+                f"features.{name}: channel {at} is '{first[at]}' in {first_source} and "
+                f"'{names[at]}' in {source}",
                 where=where,
                 do="if the channels mean the same, name them in the manifest:\n  features:\n    "
                 f"{name}: [{{from: {name}, at: [0, {len(first)}], names: [{listed}]}}]",

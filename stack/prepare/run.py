@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import cast
 
 from stack.dataset.digest import content_digest
+from stack.dataset.pool import open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.write import write_v30
 from stack.dataset.write_files import WrittenFile
 from stack.dataset.write_plan import Caps, Videos, plan_files
 from stack.errors import BadRequest
 from stack.manifests import DatasetManifest, Loaded
-from stack.prepare.planning import Plan, plan
+from stack.prepare.blueprint import Plan
+from stack.prepare.planning import plan
 from stack.prepare.provenance import write_provenance
 
 
@@ -68,16 +70,17 @@ def prepare(
             where=str(out),
             do="name another --out, or move the folder away",
         )
-    made = plan(loaded, videos=videos, jobs=jobs, log=log)
-    mode = cast(Videos, made.videos)
-    files = plan_files(made.selection, caps=caps, videos=mode, infos=made.infos)
-    digests: list[str] = []
+    with open_pool(jobs) as pool:
+        made = plan(loaded, videos=videos, jobs=pool, log=log)
+        mode = cast(Videos, made.videos)
+        files = plan_files(made.selection, caps=caps, videos=mode, infos=made.infos)
+        digests: list[str] = []
 
-    def finish(root: Path, written: tuple[WrittenFile, ...]) -> None:
-        digests.append(content_digest(read_dataset(root, name=made.name), jobs=jobs))
-        write_provenance(root, made, written, digests[0])
+        def finish(root: Path, written: tuple[WrittenFile, ...]) -> None:
+            digests.append(content_digest(read_dataset(root, name=made.name), jobs=pool))
+            write_provenance(root, made, written, digests[0])
 
-    write_v30(made.selection, out, plan=files, videos=mode, jobs=jobs, log=log, finish=finish)
+        write_v30(made.selection, out, plan=files, videos=mode, jobs=pool, log=log, finish=finish)
     log(f"{out}: {len(made.selection.episodes)} episodes, {made.selection.frames} frames, {digests[0][:12]}")
     return _prepared(made, out, digests[0], (*made.notes, *files.rolled))
 

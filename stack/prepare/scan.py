@@ -143,6 +143,7 @@ def _check_finite(job: ScanJob, problems: list[StackError]) -> None:
                 f"{name} holds {table[frame, channel]} at episode {episode.origin.episode}, frame {frame}, "
                 f"channel {label}; {int(bad.sum())} values of this episode are not finite in {values.dtype}",
                 where=f"{episode.rows.file}",
-                do=f"exclude_episodes: [{episode.origin.episode}], or leave the channel out of features.{name}",
+                do=f"exclude_episodes: [{episode.origin.episode}], "
+                f"or leave the channel out of features.{name}",
             )
         )

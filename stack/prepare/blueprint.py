@@ -1,0 +1,113 @@
+"""A plan as data and as text: what each source gives, what is reconciled, what will be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stack.dataset.model import Dataset, Episode
+from stack.dataset.selection import Selection
+from stack.dataset.video import VideoInfo
+from stack.prepare.choose import ranges
+from stack.prepare.reconcile import Reconciled
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """One source and what is taken of it.
+
+    Attributes:
+        given: the path as the manifest gives it.
+        cameras: output camera -> the source's camera.
+        dropped: features and cameras that are left out, with the reason.
+        restamped: the worst timestamp difference in seconds where timestamps are replaced.
+    """
+
+    dataset: Dataset
+    given: str
+    episodes: tuple[Episode, ...]
+    cameras: Mapping[str, str]
+    dropped: Mapping[str, str]
+    restamped_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A prepared dataset before it is written.
+
+    Attributes:
+        videos: how videos will be written.
+        infos: source video file -> what probing it gave.
+        notes: what was derived or worked around.
+    """
+
+    name: str
+    selection: Selection
+    sources: tuple[SourcePlan, ...]
+    reconciled: tuple[Reconciled, ...]
+    task_edits: Mapping[str, str]
+    videos: str
+    infos: Mapping[Path, VideoInfo]
+    notes: tuple[str, ...]
+
+    def text(self) -> str:
+        """Field by field what is reconciled and what each source gives."""
+        return "\n".join(_text(self)) + "\n"
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return {n: f.shape[0] for n, f in self.selection.vectors.items() if f.dtype != "string"}
+
+
+def _text(made: Plan) -> list[str]:
+    selection = made.selection
+    lines = [f"dataset {made.name}"]
+    lines.append(
+        f"  {len(selection.episodes)} episodes, {selection.frames} frames, {selection.fps:g} fps, "
+        f"{len(selection.cameras)} cameras, robot_type {selection.robot_type}, videos {made.videos}"
+    )
+    first = 0
+    for source in made.sources:
+        dataset = source.dataset
+        taken, frames = len(source.episodes), sum(e.length for e in source.episodes)
+        lines.append(f"source {dataset.name} ({dataset.version}): {source.given}")
+        lines.append(
+            f"  {taken} of {len(dataset.episodes)} episodes ({ranges(e.index for e in source.episodes)}), "
+            f"{frames} frames -> episodes {first}-{first + taken - 1}"
+        )
+        first += taken
+        for out, given in source.cameras.items():
+            if out != given:
+                lines.append(f"  renamed: camera {given} -> {out}")
+        lines.extend(f"  dropped: {name}: {reason}" for name, reason in source.dropped.items())
+    lines.append("features")
+    for name, feature in selection.features.items():
+        lines.append(f"  {name}: {feature.dtype} {list(feature.shape)}{_origin(made, name)}")
+    lines.append("tasks")
+    lines.extend(f"  {number}: {text}" for number, text in enumerate(selection.tasks))
+    lines.extend(f"  edited: {a} -> {b}" for a, b in made.task_edits.items())
+    if made.reconciled:
+        lines.append("reconciled")
+        lines.extend(f"  {entry}" for entry in made.reconciled)
+    if made.notes:
+        lines.append("notes")
+        lines.extend(f"  {note}" for note in made.notes)
+    return lines
+
+
+def _origin(made: Plan, name: str) -> str:
+    """Which channels a feature takes from each source, where not all."""
+    shown = {}
+    for source, recipe in made.selection.recipes.items():
+        takes = recipe.columns.get(name, ())
+        if any(take.channels is not None for take in takes):
+            shown[source] = " + ".join(
+                f"{take.feature.name}[{'all' if take.channels is None else ranges(take.channels)}]"
+                for take in takes
+            )
+    if not shown:
+        return ""
+    if len(set(shown.values())) == 1:
+        return f" = {next(iter(shown.values()))}"
+    return " = " + "; ".join(f"{source}: {text}" for source, text in shown.items())

@@ -1,0 +1,153 @@
+"""The episode table against the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from stack.audit.evidence import whole
+from stack.audit.kinds import Case, check, kind
+from stack.audit.layout import named_data_file
+from stack.faults import Fault, Place
+
+EPISODE_ORDER = kind(
+    "episode-order",
+    "error",
+    "rows",
+    title="the episode table is not numbered 0, 1, 2, ... in row order",
+    consequence="v3.0 looks episodes up by position: another episode's range and videos are taken. v2.x "
+    "converters number episodes by counting files",
+    mend="number the episodes from 0 without gaps and sort the table by episode_index",
+    also={"warning": "gaps or disorder in v2.x, where episodes are looked up by number"},
+)
+EPISODE_LENGTH = kind(
+    "episode-length-differs",
+    "error",
+    "rows",
+    title="an episode's stated length is not its number of rows",
+    consequence="samplers and converters cut or overrun the episode",
+    mend="write the counted length into the episode table",
+)
+EPISODE_UNLISTED = kind(
+    "episode-unlisted",
+    "error",
+    "rows",
+    title="rows belong to an episode that the table does not list",
+    consequence="these rows are loaded, but no episode's range covers them",
+    mend="add the episode to the table, or take its rows out",
+)
+EPISODE_WITHOUT_ROWS = kind(
+    "episode-without-rows",
+    "error",
+    "rows",
+    title="a listed episode has no rows",
+    consequence="the loader takes the dataset for incomplete and asks the hub",
+    mend="deliver the rows, or take the episode out of the table",
+)
+RANGE_WRONG = kind(
+    "rows-range-wrong",
+    "error",
+    "rows",
+    title="dataset_from_index or dataset_to_index is not where the episode's rows are",
+    consequence="action chunks are cut at the wrong rows or reach into the next episode",
+    mend="recompute both from the counted lengths",
+)
+FILE_INDEX_WRONG = kind(
+    "data-file-index-wrong",
+    "warning",
+    "rows",
+    title="data/file_index names another file than the one with the episode's rows",
+    consequence="loading works, but lerobot's merge, delete and split silently lose the episode "
+    "(lerobot issue 2401)",
+    mend="write the chunk and file that hold the rows; `stack prepare` does",
+)
+
+
+@check("the episode table's numbering", EPISODE_ORDER)
+def episode_numbers(case: Case) -> Iterator[Fault]:
+    evidence = case.evidence
+    wrong = [entry for entry in evidence.episodes if entry.index != entry.position]
+    if not wrong:
+        return
+    first = wrong[0]
+    numbers = [entry.index for entry in evidence.episodes]
+    doubled = [n for n, count in Counter(numbers).items() if count > 1]
+    harmless = not evidence.is_v3 and None not in numbers and not doubled
+    message = f"row {first.position} of the table is episode {first.index}"
+    if doubled:
+        message += f"; listed twice: {doubled[:5]}"
+    yield EPISODE_ORDER.fault(
+        message,
+        where=Place(first.file, first.index),
+        severity="warning" if harmless else "error",
+        count=len(wrong),
+    )
+
+
+@check("each episode's length", EPISODE_LENGTH, EPISODE_UNLISTED, EPISODE_WITHOUT_ROWS)
+def episode_lengths(case: Case) -> Iterator[Fault]:
+    evidence, rows = case.evidence, case.evidence.rows
+    if not rows.files:
+        return
+    counted = rows.lengths
+    listed = {entry.index for entry in evidence.episodes}
+    missing = {miss.episode for miss in evidence.layout.misses if miss.template == "data_path"}
+    unread = {episode for name, episode in evidence.layout.data_files if name in rows.unread}
+    for entry in evidence.episodes:
+        if entry.index is None:
+            continue
+        if entry.index in counted:
+            if entry.length != counted[entry.index]:
+                stated = "absent" if entry.length is None else entry.length
+                yield EPISODE_LENGTH.fault(
+                    f"length is {stated}; counted: {counted[entry.index]} rows",
+                    where=Place(entry.file, entry.index),
+                    data={"stated": entry.length, "counted": counted[entry.index]},
+                )
+        elif entry.index not in missing | unread and not (evidence.is_v3 and rows.unread):
+            yield EPISODE_WITHOUT_ROWS.fault(
+                f"episode {entry.index} is listed with {entry.length} rows; none is there",
+                where=Place(entry.file, entry.index),
+            )
+    for episode in sorted(set(counted) - listed) if evidence.episodes else ():
+        span = next(span for span in rows.spans if span.episode == episode)
+        yield EPISODE_UNLISTED.fault(
+            f"{counted[episode]} rows belong to episode {episode}, which is not in the table",
+            where=Place(span.file, episode),
+        )
+
+
+@check("each episode's range of rows (v3.0)", RANGE_WRONG, FILE_INDEX_WRONG)
+def episode_ranges(case: Case) -> Iterator[Fault]:
+    evidence, rows = case.evidence, case.evidence.rows
+    if not evidence.is_v3 or rows.unread:
+        return
+    first = {span.episode: span for span in reversed(rows.spans)}
+    for entry in evidence.episodes:
+        if entry.index is None or entry.index not in first:
+            continue
+        span = first[entry.index]
+        got = tuple(whole(entry.raw.get(f"dataset_{end}_index")) for end in ("from", "to"))
+        right = (span.start, span.start + rows.lengths[entry.index])
+        if got != right:
+            yield RANGE_WRONG.fault(
+                f"the table says rows {got[0]} to {got[1]}; they are {right[0]} to {right[1]}",
+                where=Place(entry.file, entry.index),
+                data={"stated": got, "counted": right},
+            )
+        named = named_data_file(evidence, evidence.layout, entry.raw)
+        if named is not None and named != span.file and named in evidence.files:
+            yield FILE_INDEX_WRONG.fault(
+                f"the table names {named}; the rows are in {span.file}", where=Place(entry.file, entry.index)
+            )
+
+
+def padded_share(lengths: list[int], horizon: int) -> float:
+    """Share of action steps, over all frames' chunks, that lie past the end of their episode."""
+    array = np.asarray(lengths, np.int64)
+    short = np.minimum(array, horizon - 1)
+    # Frame t of an episode of L rows has max(0, t + horizon - L) steps past the end.
+    padded = short * (horizon - 1) - short * (short - 1) // 2
+    return float(padded.sum() / (array.sum() * horizon)) if array.sum() else 0.0

@@ -1,0 +1,178 @@
+"""info.json: there, whole, and true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from stack.audit.evidence import whole
+from stack.audit.kinds import Case, check, kind
+from stack.audit.trouble import Trouble
+from stack.faults import Fault, Place
+
+INFO = "meta/info.json"
+INFO_MISSING = kind(
+    "info-missing",
+    "error",
+    "files",
+    title="meta/info.json is not there",
+    consequence="no loader takes the folder for a dataset; openpi's statistics step stops or waits",
+    mend="deliver meta/info.json; every other metadata file is read by what it says",
+)
+INFO_NOT_JSON = kind(
+    "info-not-json",
+    "error",
+    "files",
+    title="meta/info.json is not a JSON object",
+    consequence="no loader takes the folder for a dataset",
+    mend="correct the file; the message says where reading stopped",
+)
+INFO_KEY = kind(
+    "info-key-wrong",
+    "error",
+    "files",
+    title="a key of info.json that loaders need is absent or of the wrong type",
+    consequence="loading stops with a KeyError or TypeError",
+    mend="add the key with the right value",
+)
+VERSION = kind(
+    "version-differs",
+    "error",
+    "files",
+    title="codebase_version is not that of the layout on disk",
+    consequence="loaders choose how to read by this string and then miss the files",
+    mend="set codebase_version to the layout that is there",
+)
+NEEDS_CONVERSION = kind(
+    "format-needs-conversion",
+    "warning",
+    "files",
+    title="the dataset is in format v2.x",
+    consequence="lerobot 0.4 and later read v3.0 only",
+    mend="stack prepare MANIFEST.yaml --out DIR   (or: stack convert SRC DST --to v3.0)",
+)
+TOTALS = kind(
+    "totals-lie",
+    "error",
+    "files",
+    title="a total in info.json is not what was counted",
+    consequence="v3.0: total_frames is the dataset's length, too small drops frames silently, too big raises "
+    "IndexError; merging takes totals as offsets",
+    mend="write the counted numbers into info.json",
+    also={"warning": "for totals that no reader of v3.0 uses: total_videos, total_chunks, total_tasks"},
+)
+SPLITS = kind(
+    "splits-lie",
+    "warning",
+    "files",
+    title="a split in info.json names episodes that are not there, or is no slice",
+    consequence="lerobot's loader does not read splits; people and other tools do",
+    mend='write the split over the counted episodes, such as `{"train": "0:N"}`',
+)
+FPS_NOT_WHOLE = kind(
+    "fps-not-whole",
+    "warning",
+    "time",
+    title="fps is not a whole number",
+    consequence="lerobot's v3.0 tools cut it to a whole number; all times then drift",
+    mend="keep the true rate and convert with a tool that keeps it, or record at a whole rate",
+)
+
+
+@check("info.json", INFO_MISSING, INFO_NOT_JSON, INFO_KEY, FPS_NOT_WHOLE)
+def info_whole(case: Case) -> Iterator[Fault]:
+    evidence = case.evidence
+    if INFO not in evidence.files:
+        yield INFO_MISSING.fault("the folder has no meta/info.json", where=Place(INFO))
+        return
+    info = evidence.info
+    for problem in evidence.problems:
+        if (problem.file, problem.trouble) == (INFO, Trouble.NOT_JSON):
+            yield INFO_NOT_JSON.fault(problem.detail, where=Place(INFO))
+    if not info:
+        return
+    for key, wanted in (
+        ("codebase_version", 'text such as "v3.0"'),
+        ("fps", "a number above 0"),
+        ("features", "an object with an entry for each feature"),
+    ):
+        good = {
+            "codebase_version": isinstance(info.get(key), str),
+            "fps": evidence.fps is not None,
+            "features": isinstance(info.get(key), dict) and bool(info.get(key)),
+        }[key]
+        if not good:
+            got = repr(info[key])[:60] if key in info else "absent"
+            yield INFO_KEY.fault(f"{key} is {got}; it must be {wanted}", where=Place(INFO, feature=key))
+    yield from _wrong_entries(info.get("features"))
+    if evidence.fps is not None and evidence.fps != int(evidence.fps):
+        yield FPS_NOT_WHOLE.fault(
+            f"fps is {evidence.fps}; lerobot's tools take {int(evidence.fps)}", where=Place(INFO)
+        )
+
+
+def _wrong_entries(features: Any) -> Iterator[Fault]:
+    for name, entry in features.items() if isinstance(features, dict) else ():
+        has = isinstance(entry, dict)
+        if not has or not isinstance(entry.get("dtype"), str) or not isinstance(entry.get("shape"), list):
+            yield INFO_KEY.fault(
+                f"feature {name} has no dtype and shape of the right type", where=Place(INFO, feature=name)
+            )
+
+
+@check("the format's version", VERSION, NEEDS_CONVERSION)
+def format_version(case: Case) -> Iterator[Fault]:
+    evidence = case.evidence
+    declared, layout = evidence.info.get("codebase_version"), evidence.version
+    if isinstance(declared, str) and layout is not None and declared != layout:
+        yield VERSION.fault(
+            f"codebase_version is {declared!r} but the files are laid out as {layout}", where=Place(INFO)
+        )
+    if layout in ("v2.0", "v2.1"):
+        yield NEEDS_CONVERSION.fault(f"the layout is {layout}", where=Place(INFO))
+
+
+@check("totals and splits", TOTALS, SPLITS)
+def totals(case: Case) -> Iterator[Fault]:
+    evidence = case.evidence
+    info = evidence.info
+    if not info:
+        return
+    cameras = {camera for camera, _ in evidence.layout.video_of}
+    chunks = {name.split("/")[1] for name, _ in evidence.layout.data_files}
+    counted: dict[str, int] = {"total_episodes": len(evidence.episodes)}
+    if not evidence.rows.unread:
+        counted["total_frames"] = evidence.rows.count
+    if not evidence.is_v3:
+        counted["total_videos"] = len(cameras) * len(evidence.episodes)
+        counted["total_chunks"] = len(chunks)
+    if evidence.tasks.entries:
+        counted["total_tasks"] = len(evidence.tasks.entries)
+    for key, right in counted.items():
+        if key not in info:
+            if key in ("total_episodes", "total_frames"):
+                yield TOTALS.fault(f"{key} is absent; counted: {right}", where=Place(INFO, feature=key))
+            continue
+        if whole(info[key]) != right:
+            yield TOTALS.fault(
+                f"{key} is {info[key]!r}; counted: {right}",
+                where=Place(INFO, feature=key),
+                severity="error" if key in ("total_episodes", "total_frames") else "warning",
+                data={"stated": info[key], "counted": right},
+            )
+    yield from _splits(info.get("splits"), len(evidence.episodes))
+
+
+def _splits(splits: Any, episodes: int) -> Iterator[Fault]:
+    if splits is None:
+        return
+    for name, text in splits.items() if isinstance(splits, dict) else [("splits", splits)]:
+        match = re.fullmatch(r"(\d+):(\d+)", text) if isinstance(text, str) else None
+        if match is None:
+            message = f'split {name} is {text!r}, not a slice such as "0:{episodes}"'
+        elif int(match[2]) > episodes or int(match[1]) >= int(match[2]):
+            message = f"split {name} is {text}, but there are {episodes} episodes"
+        else:
+            continue
+        yield SPLITS.fault(message, where=Place(INFO, feature="splits"))

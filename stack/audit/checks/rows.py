@@ -1,0 +1,223 @@
+"""Values and numbering of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stack.audit.checks.episodes import padded_share
+from stack.audit.declared import channel_name
+from stack.audit.kinds import Case, check, kind
+from stack.audit.rows import Column
+from stack.faults import Fault, Place
+
+NOT_FINITE = kind(
+    "rows-not-finite",
+    "error",
+    "rows",
+    title="values are NaN, infinite or null",
+    consequence="one such value makes the feature's statistics, then the loss, then every weight NaN",
+    mend="exclude the episode (`exclude_episodes: [...]` in the dataset manifest), or repair the recording",
+)
+INDEX_GAPS = kind(
+    "index-gaps",
+    "error",
+    "rows",
+    title="an index column does not count up as it must",
+    consequence="rows are addressed by it: other frames' actions and pictures are taken, without a message",
+    mend="number again: index over all rows, frame_index in an episode, episode_index as the table says",
+)
+TOO_SHORT = kind(
+    "episode-too-short",
+    "warning",
+    "rows",
+    title="an episode is shorter than the action horizon, or a single frame",
+    consequence="steps past the end repeat the last action and are not masked in the loss of pi0.5",
+    mend="exclude the episode, or train with a shorter action horizon",
+)
+DUPLICATE = kind(
+    "episode-duplicate",
+    "warning",
+    "rows",
+    title="two episodes have the same rows",
+    consequence="the take counts twice; where one copy is held out, the test set leaks",
+    mend="exclude one of the two",
+)
+HORIZON_LEAST = 2
+
+
+@check("every value finite", NOT_FINITE)
+def values_finite(case: Case) -> Iterator[Fault]:
+    rows = case.evidence.rows
+    for name, column in rows.columns.items():
+        bad = _bad_elements(column)
+        for span in rows.spans if bad is not None else ():
+            assert bad is not None
+            block = bad[span.start : span.start + span.count]
+            if not block.any():
+                continue
+            frames = np.flatnonzero(block.any(axis=1))
+            channels = np.flatnonzero(block.any(axis=0)).tolist() if column.values is not None else []
+            feature = case.evidence.features.get(name)
+            shown = [channel_name(feature, int(c)) if feature else f"[{c}]" for c in channels[:4]]
+            more = f" and {len(channels) - 4} more" if len(channels) > 4 else ""
+            kinds = _what(column, span.start, span.count)
+            yield NOT_FINITE.fault(
+                f"{name}: {int(block.sum())} values in {len(frames)} frames"
+                f" ({frames[0]} to {frames[-1]}) of episode {span.episode} are {kinds}"
+                + (f"; channels {', '.join(shown)}{more}" if shown else ""),
+                where=Place(span.file, span.episode, int(frames[0]), name, shown[0] if shown else None),
+                count=int(block.sum()),
+                data={"frames": [int(f) for f in frames[:50]], "channels": [int(c) for c in channels]},
+            )
+
+
+def _bad_elements(column: Column) -> NDArray[np.bool_] | None:
+    """(N, D) bool, or None where all is well."""
+    odd = [row for row, _ in column.odd_widths]
+    if column.values is None:
+        nulls = np.zeros((len(column.present), 1), np.bool_)
+        nulls[column.null_rows] = True
+        return nulls if nulls.any() else None
+    if column.values.dtype.kind != "f":
+        return None
+    bad: NDArray[np.bool_] = ~np.isfinite(column.values)
+    if not bad.any():
+        return None
+    bad[odd] = False  # told as width-differs
+    absent = ~column.present
+    absent[column.null_rows] = False
+    bad[absent] = False  # told as column-missing
+    return bad if bad.any() else None
+
+
+def _what(column: Column, start: int, count: int) -> str:
+    kinds = []
+    if any(start <= row < start + count for row in column.null_rows):
+        kinds.append("null")
+    if column.values is not None:
+        block = column.values[start : start + count]
+        nulls = [row - start for row in column.null_rows if start <= row < start + count]
+        others = np.delete(block, nulls, axis=0)
+        kinds += ["NaN"] if np.isnan(others).any() else []
+        kinds += ["infinite"] if np.isinf(block).any() else []
+    return " and ".join(kinds)
+
+
+@check("index columns", INDEX_GAPS)
+def index_columns(case: Case) -> Iterator[Fault]:
+    rows = case.evidence.rows
+    seen: dict[int, int] = {}
+    for name in ("index", "frame_index", "episode_index"):
+        column = rows.columns.get(name)
+        if column is None or not column.present.any():
+            continue
+        numbers = column.whole_numbers()
+        if numbers is None:
+            yield INDEX_GAPS.fault(
+                f"{name} holds values that are no whole numbers", where=rows.place(0, name)
+            )
+            continue
+        if name == "index":
+            yield from _counts_up(case, name, numbers, np.arange(rows.count))
+            continue
+        right = np.empty(rows.count, np.int64)
+        right.fill(-1)
+        seen.clear()
+        for span in rows.spans:
+            offset = seen.get(span.episode, 0)
+            if name == "frame_index":
+                right[span.start : span.start + span.count] = np.arange(offset, offset + span.count)
+            else:
+                right[span.start : span.start + span.count] = span.episode
+            seen[span.episode] = offset + span.count
+        yield from _counts_up(case, name, numbers, right)
+    yield from _episodes_in_order(case)
+
+
+def _counts_up(
+    case: Case, name: str, numbers: NDArray[np.int64], right: NDArray[np.int64]
+) -> Iterator[Fault]:
+    rows = case.evidence.rows
+    wrong = np.flatnonzero(numbers != right)
+    if len(wrong):
+        row = int(wrong[0])
+        yield INDEX_GAPS.fault(
+            f"{name} is wrong in {len(wrong)} of {rows.count} rows;"
+            f" first: it is {numbers[row]}, not {right[row]}",
+            where=rows.place(row, name),
+            count=len(wrong),
+            data={"first": int(numbers[row]), "right": int(right[row])},
+        )
+
+
+def _episodes_in_order(case: Case) -> Iterator[Fault]:
+    """In v3.0 loaders take rows by position, so episodes must lie one after another, each in one piece."""
+    rows = case.evidence.rows
+    if not case.evidence.is_v3:
+        return
+    for before, after in pairwise(rows.spans):
+        if after.episode < before.episode or (after.episode == before.episode and after.file == before.file):
+            yield INDEX_GAPS.fault(
+                f"rows of episode {after.episode} come after those of episode {before.episode}",
+                where=Place(after.file, after.episode, feature="episode_index"),
+            )
+            return
+
+
+@check("episode lengths", TOO_SHORT)
+def episode_short(case: Case) -> Iterator[Fault]:
+    lengths = case.evidence.rows.lengths
+    horizon = case.policy.action_horizon if case.policy else HORIZON_LEAST
+    short = {episode: length for episode, length in lengths.items() if length < horizon}
+    if not short:
+        return
+    shown = ", ".join(f"{episode} ({length})" for episode, length in list(short.items())[:8])
+    message = f"{len(short)} of {len(lengths)} episodes are shorter than {horizon} frames: {shown}"
+    data: dict[str, object] = {"lengths": short}
+    if case.policy:
+        share = padded_share(list(lengths.values()), horizon)
+        message += f"; {share:.1%} of all action steps lie past an episode's end"
+        data["padded_frac"] = share
+    first = min(short, key=lambda e: short[e])
+    place = next(Place(span.file, first) for span in case.evidence.rows.spans if span.episode == first)
+    yield TOO_SHORT.fault(message, where=place, count=len(short), data=data)
+
+
+@check("equal episodes", DUPLICATE)
+def episodes_equal(case: Case) -> Iterator[Fault]:
+    """Episodes whose vector columns are equal bit for bit."""
+    rows = case.evidence.rows
+    names = [n for n in ("observation.state", "action") if n in rows.columns]
+    columns = [values for n in names if (values := rows.columns[n].values) is not None]
+    if not columns:
+        return
+    first: dict[tuple[int, bytes], int] = {}
+    for span in rows.spans:
+        if span.count < HORIZON_LEAST:
+            continue
+        blocks = [np.ascontiguousarray(c[span.start : span.start + span.count]) for c in columns]
+        if all((block == block[0]).all() for block in blocks):
+            continue  # nothing moves: equal for another reason, told as constant channels
+        key = (span.count, _digest(blocks))
+        if key in first:
+            yield DUPLICATE.fault(
+                f"episode {span.episode} has the same {' and '.join(names)} as episode {first[key]}"
+                f" in all {span.count} frames",
+                where=Place(span.file, span.episode),
+                data={"of": first[key]},
+            )
+        first.setdefault(key, span.episode)
+
+
+def _digest(blocks: list[NDArray[Any]]) -> bytes:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block.tobytes())
+    return digest.digest()

@@ -1,0 +1,234 @@
+"""The evidence: what lies in a dataset's folder, as it stands.
+
+Nothing here trusts info.json, and nothing here raises on bad input: what cannot be read becomes a `Problem`,
+which the checks turn into faults. `stack.dataset.read` makes a dataset of the same files; this module keeps
+what that one has to smooth over: stored types, shapes, orders, and files that nobody listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stack.audit.clips import ClipSpan, clip_spans, probe_videos
+from stack.audit.declared import declared_features
+from stack.audit.layout import Layout, locate
+from stack.audit.rows import Rows, load_rows
+from stack.audit.tables import TaskTable, read_json_lines, read_parquet, task_table
+from stack.audit.trouble import Problem, Trouble, classify_file
+from stack.dataset.model import Feature
+
+if TYPE_CHECKING:
+    from stack.audit.exact import Channel
+    from stack.dataset.stats import Stats
+    from stack.dataset.video import VideoInfo
+
+
+@dataclass(frozen=True)
+class EpisodeEntry:
+    """A line of episodes.jsonl or a row of meta/episodes, at its position.
+
+    Attributes:
+        index, length: None where absent or not a whole number.
+        tasks: as stored.
+        raw: the whole entry without statistics.
+    """
+
+    position: int
+    file: str
+    index: int | None
+    length: int | None
+    tasks: Any
+    raw: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EpisodeStats:
+    """Statistics stored for one episode: feature -> statistic -> value as stored."""
+
+    episode: int | None
+    file: str
+    stats: dict[str, dict[str, Any]]
+
+
+@dataclass
+class Evidence:
+    """Reads on demand and keeps what was read.
+
+    Attributes:
+        problems: grows as files are opened.
+        exact, channels: kept for `stack.audit.exact`.
+    """
+
+    root: Path
+    problems: list[Problem] = field(default_factory=list)
+    exact: dict[str, Stats] = field(default_factory=dict)
+    channels: list[Channel] | None = None
+
+    @cached_property
+    def files(self) -> dict[str, int]:
+        """All regular files (links followed) by POSIX path relative to the root, with their size in bytes."""
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self.root, followlinks=False):
+            for name in names:
+                path = Path(folder, name)
+                try:
+                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                except OSError as error:
+                    relative = path.relative_to(self.root).as_posix()
+                    self.problems.append(Problem(relative, Trouble.UNREADABLE, str(error)))
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """info.json, or an empty mapping."""
+        if "meta/info.json" not in self.files:
+            return {}
+        try:
+            info = json.loads((self.root / "meta/info.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(self.explain("meta/info.json", error))
+            return {}
+        if isinstance(info, dict):
+            return info
+        kind = type(info).__name__
+        self.problems.append(Problem("meta/info.json", Trouble.NOT_JSON, f"it holds a {kind}, not an object"))
+        return {}
+
+    def explain(self, relative: str, error: Exception) -> Problem:
+        """The most telling reason why a file could not be read."""
+        return classify_file(self.root, relative, error)
+
+    @cached_property
+    def version(self) -> str | None:
+        """The layout on disk: `v3.0`, `v2.1`, `v2.0`, or None where no layout can be made out."""
+        names = self.files
+        if any(n.startswith("meta/episodes/") for n in names) or "meta/tasks.parquet" in names:
+            return "v3.0"
+        if "meta/episodes_stats.jsonl" in names:
+            return "v2.1"
+        if "meta/episodes.jsonl" in names:
+            declared = self.info.get("codebase_version")
+            return "v2.1" if declared == "v2.1" else "v2.0"
+        declared = self.info.get("codebase_version")
+        return declared if declared in ("v2.0", "v2.1", "v3.0") else None
+
+    @property
+    def is_v3(self) -> bool:
+        return self.version == "v3.0"
+
+    @cached_property
+    def fps(self) -> float | None:
+        fps = self.info.get("fps")
+        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
+            return None
+        return float(fps)
+
+    @cached_property
+    def features(self) -> dict[str, Feature]:
+        return declared_features(self.info)
+
+    @property
+    def cameras(self) -> list[str]:
+        return [name for name, feature in self.features.items() if feature.dtype == "video"]
+
+    @cached_property
+    def episodes(self) -> list[EpisodeEntry]:
+        return list(self._episodes_v3() if self.is_v3 else self._episodes_v2())
+
+    def _episodes_v2(self) -> Iterator[EpisodeEntry]:
+        file = "meta/episodes.jsonl"
+        for position, entry in enumerate(read_json_lines(self, file)):
+            raw = entry if isinstance(entry, dict) else {}
+            index, length = whole(raw.get("episode_index")), whole(raw.get("length"))
+            yield EpisodeEntry(position, file, index, length, raw.get("tasks"), raw)
+
+    def _episodes_v3(self) -> Iterator[EpisodeEntry]:
+        position = 0
+        for file, rows in self._episode_tables:
+            for raw in rows:
+                light = {key: value for key, value in raw.items() if not key.startswith("stats/")}
+                index, length = whole(raw.get("episode_index")), whole(raw.get("length"))
+                yield EpisodeEntry(position, file, index, length, raw.get("tasks"), light)
+                position += 1
+
+    @cached_property
+    def _episode_tables(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        names = [n for n in self.files if n.startswith("meta/episodes/") and n.endswith(".parquet")]
+        tables = []
+        for name in names:
+            table = read_parquet(self, name)
+            tables.append((name, [] if table is None else table.to_pylist()))
+        return tables
+
+    @cached_property
+    def tasks(self) -> TaskTable:
+        return task_table(self)
+
+    @cached_property
+    def stats(self) -> dict[str, dict[str, Any]] | None:
+        """stats.json, or None where it is absent or unreadable. NaN and Infinity are kept as floats."""
+        if "meta/stats.json" not in self.files:
+            return None
+        try:
+            stats = json.loads((self.root / "meta/stats.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(self.explain("meta/stats.json", error))
+            return None
+        if not isinstance(stats, dict):
+            self.problems.append(Problem("meta/stats.json", Trouble.NOT_JSON, "it is not an object"))
+            return None
+        return {name: entry for name, entry in stats.items() if isinstance(entry, dict)}
+
+    @cached_property
+    def episode_stats(self) -> list[EpisodeStats]:
+        return list(self._episode_stats_v3() if self.is_v3 else self._episode_stats_v2())
+
+    def _episode_stats_v2(self) -> Iterator[EpisodeStats]:
+        file = "meta/episodes_stats.jsonl"
+        for entry in read_json_lines(self, file):
+            entry = entry if isinstance(entry, dict) else {}
+            stats = entry.get("stats")
+            stats = stats if isinstance(stats, dict) else {}
+            kept = {name: value for name, value in stats.items() if isinstance(value, dict)}
+            yield EpisodeStats(whole(entry.get("episode_index")), file, kept)
+
+    def _episode_stats_v3(self) -> Iterator[EpisodeStats]:
+        for file, rows in self._episode_tables:
+            for raw in rows:
+                stats: dict[str, dict[str, Any]] = {}
+                for key, value in raw.items():
+                    head, _, rest = key.partition("/")
+                    name, _, stat = rest.rpartition("/")
+                    if head == "stats" and name and value is not None:
+                        stats.setdefault(name, {})[stat] = value
+                yield EpisodeStats(whole(raw.get("episode_index")), file, stats)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return locate(self)
+
+    @cached_property
+    def rows(self) -> Rows:
+        return load_rows(self)
+
+    @cached_property
+    def clips(self) -> dict[str, list[ClipSpan]]:
+        """For each video camera, its clips by episode, as the metadata say."""
+        return clip_spans(self)
+
+    @cached_property
+    def videos(self) -> dict[str, VideoInfo]:
+        return probe_videos(self)
+
+
+def whole(value: Any) -> int | None:
+    """The whole number that `value` is, also when it is stored as a double; else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if value == value and abs(value) < 2**62 and int(value) == value else None

@@ -1,0 +1,110 @@
+"""Line-based and parquet metadata, read line by line and by position."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stack.audit.trouble import Problem, Trouble, classify_file
+
+if TYPE_CHECKING:
+    from stack.audit.evidence import Evidence
+
+TaskLayout = Literal["lines", "pandas-index", "plain-column", "none"]
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A row of the task table as stored; `text` and `index` may be anything."""
+
+    position: int
+    index: Any
+    text: Any
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """The task table.
+
+    Attributes:
+        layout: how text is stored: json lines, the pandas index (what lerobot's v3.0 loader looks up), or a
+            plain column (which that loader takes for the row number).
+    """
+
+    file: str
+    layout: TaskLayout
+    entries: tuple[TaskEntry, ...]
+
+
+def read_json_lines(evidence: Evidence, relative: str) -> list[Any]:
+    """One value a line; a line that is not JSON becomes a problem and is passed over."""
+    if not evidence.files.get(relative):
+        return []
+    try:
+        lines = (evidence.root / relative).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        evidence.problems.append(classify_file(evidence.root, relative, error))
+        return []
+    if lines and lines[0].startswith("version https://git-lfs"):
+        evidence.problems.append(classify_file(evidence.root, relative))
+        return []
+    values = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            values.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            evidence.problems.append(Problem(relative, Trouble.NOT_JSON, str(error)[:200], line=number))
+    return values
+
+
+def read_parquet(evidence: Evidence, relative: str) -> pa.Table | None:
+    """A whole parquet file, or None with a problem noted."""
+    if not evidence.files.get(relative):
+        return None
+    try:
+        return pq.ParquetFile(evidence.root / relative).read()
+    except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more on damaged files
+        evidence.problems.append(classify_file(evidence.root, relative, error))
+        return None
+
+
+def task_table(evidence: Evidence) -> TaskTable:
+    if evidence.is_v3:
+        return _task_parquet(evidence)
+    file = "meta/tasks.jsonl"
+    rows = [row if isinstance(row, dict) else {} for row in read_json_lines(evidence, file)]
+    entries = tuple(TaskEntry(i, row.get("task_index"), row.get("task")) for i, row in enumerate(rows))
+    return TaskTable(file, "lines" if entries else "none", entries)
+
+
+def _task_parquet(evidence: Evidence) -> TaskTable:
+    file = "meta/tasks.parquet"
+    table = read_parquet(evidence, file)
+    if table is None or "task_index" not in table.column_names:
+        return TaskTable(file, "none", ())
+    indexed = _pandas_index(table.schema)
+    text_column = indexed if indexed in table.column_names else None
+    layout: TaskLayout = "pandas-index"
+    if text_column is None:
+        layout = "plain-column"
+        text_column = "task" if "task" in table.column_names else None
+    indices = table.column("task_index").to_pylist()
+    texts = table.column(text_column).to_pylist() if text_column else [None] * len(indices)
+    pairs = enumerate(zip(indices, texts, strict=True))
+    entries = tuple(TaskEntry(i, index, text) for i, (index, text) in pairs)
+    return TaskTable(file, layout, entries)
+
+
+def _pandas_index(schema: pa.Schema) -> str | None:
+    """The column that pandas restores as the index, as the schema metadata says."""
+    try:
+        columns = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, ValueError, TypeError):
+        return None
+    return columns[0] if columns and isinstance(columns[0], str) else None

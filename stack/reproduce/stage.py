@@ -65,6 +65,7 @@ class Stage:
         work: called with an empty folder to fill and False; with `resumable`, the folder may hold an
             earlier attempt with the same inputs, and the second argument says so.
         resumable: long work that keeps its own checkpoints in its folder.
+        is_whole_by_itself: the work makes the folder, by its final name, whole or not at all.
         also_makes: folders elsewhere that the work leaves behind; changed ones make the stage stale.
     """
 
@@ -73,6 +74,7 @@ class Stage:
     inputs: Mapping[str, Any]
     work: Work
     resumable: bool = False
+    is_whole_by_itself: bool = False
     also_makes: tuple[Path, ...] = ()
 
     def outputs(self, cache: HashCache) -> dict[str, str]:
@@ -153,6 +155,9 @@ def run(
 
 
 def _run_whole(stage: Stage) -> Outcome:
+    if stage.is_whole_by_itself:
+        shutil.rmtree(stage.folder, ignore_errors=True)
+        return stage.work(stage.folder, False)
     with whole_folder(stage.folder, replace=True) as partial:
         return stage.work(partial, False)
 

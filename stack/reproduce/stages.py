@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stack.errors import BadRequest
-from stack.files import sha256_file, write_json, write_text
+from stack.files import read_json, sha256_file, write_json, write_text
 from stack.manifests import (
     DatasetManifest,
     Loaded,
@@ -107,7 +107,7 @@ def _demo(context: Context) -> Stage:
         write_demo(out, log=context.log)
         return Outcome({"folder": str(folder)})
 
-    return Stage("demo", folder, {"code": code_digest("demo")}, work)
+    return Stage("demo", folder, {"code": code_digest("demo")}, work, is_whole_by_itself=True)
 
 
 def _prepare(context: Context) -> Stage:
@@ -127,14 +127,27 @@ def _prepare(context: Context) -> Stage:
         from stack.prepare import prepare
 
         prepared = prepare(context.dataset, out=out, log=context.log)
-        return Outcome(prepared.to_json())
+        provenance = read_json(out / "meta" / "provenance.json", what="provenance")
+        return Outcome(
+            {
+                "episodes": prepared.episodes,
+                "frames": prepared.frames,
+                "fps": read_json(out / "meta" / "info.json", what="info.json")["fps"],
+                "cameras": len(prepared.cameras),
+                "widths": prepared.widths,
+                "content_digest": prepared.content_digest,
+                "sources": [
+                    {"name": source["name"], "digest": source["rows_digest"]} for source in provenance["sources"]
+                ],
+            }
+        )
 
     inputs = {
         "manifest": context.dataset.fingerprint,
         "sources": sources,
         "code": code_digest("dataset", "prepare"),
     }
-    return Stage("prepare", context.folder / "prepare", inputs, work)
+    return Stage("prepare", context.folder / "prepare", inputs, work, is_whole_by_itself=True)
 
 
 def _audit(context: Context) -> Stage:

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Find a supported Python and let scripts/setup.py build .venv with it. Called by `make setup`.
+#   setup.sh --find          only print the Python that would be used; exit code 3 where there is none
 #   PYTHON=/path/to/python   use this one
 #   LINE=production|current  look only for the Pythons of that line
 set -eu
@@ -45,4 +46,5 @@ if [ -z "$found" ]; then
   echo "      or name one: make setup PYTHON=/path/to/python3.11" >&2
   exit 3
 fi
-exec "$found" "$here/setup.py" "$@"
+if [ "${1:-}" = --find ]; then echo "$found"; exit 0; fi
+exec "$found" "$here/setup.py"

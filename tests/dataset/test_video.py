@@ -133,6 +133,35 @@ def test_probe_sees_a_changed_file(tmp_path):
     assert probe(file).frames == 13
 
 
+@pytest.mark.parametrize("codec", ["h264", "h264-b"])
+@pytest.mark.parametrize("hidden", [4, 12])
+def test_frames_hidden_by_an_edit_list_do_not_count(tmp_path, codec, hidden):
+    whole_file = make_video(
+        tmp_path / "v.mp4", 40, codec=codec, options={"sc_threshold": "0"}, mux={"use_editlist": "1"}
+    )
+    pictures = rgb(decoded(whole_file))
+    data = bytearray(whole_file.read_bytes())
+    at = data.index(b"elst") + 16  # media_time of the first edit, in ticks of 1/15360 s
+    media_time = int.from_bytes(data[at : at + 4], "big") + hidden * 512
+    data[at : at + 4] = media_time.to_bytes(4, "big")
+    file = tmp_path / "edited.mp4"
+    file.write_bytes(data)
+    assert len(decoded(file)) == 40 - hidden
+    assert probe(file).frames == 40 - hidden
+    got = list(decode(file, [0, 39 - hidden, 20]))
+    for n, picture in zip((0, 39 - hidden, 20), got, strict=True):
+        assert (picture == pictures[hidden + n]).all()
+    first_key = probe(file).key_frames[0]
+    if first_key:
+        cut = [ClipRef(file, 0, 40 - hidden)]
+        assert code_of(lambda: join(cut, tmp_path / "out.mp4", 30))[0] == "video-clip-not-at-key-frame"
+    join([ClipRef(file, first_key, 40 - hidden - first_key)], tmp_path / "out.mp4", 30)
+    for picture, wanted in zip(
+        rgb(decoded(tmp_path / "out.mp4")), pictures[hidden + first_key :], strict=True
+    ):
+        assert (picture == wanted).all()
+
+
 def test_files_that_are_no_video(tmp_path):
     good = make_video(tmp_path / "good.mp4", 20)
     data = good.read_bytes()

@@ -13,14 +13,14 @@ class PlantedFault:
 
     Attributes:
         code: the audit's code for it.
-        delivery: the folder under `deliveries/`; None where it takes both to see it.
+        delivery: the folder under `deliveries/`.
         feature: the feature it is in; None for the whole delivery.
         episode: the episode it is in; None for all.
         what: what was done.
     """
 
     code: str
-    delivery: str | None
+    delivery: str
     feature: str | None
     episode: int | None
     what: str
@@ -52,7 +52,7 @@ def _of_both() -> tuple[PlantedFault, ...]:
                 "stats-quantiles-missing", delivery, None, None, "v2.1 statistics have no q01 to q99"
             ),
             PlantedFault("state-too-wide", delivery, "observation.state", None, "163 wide; pi0.5 takes 32"),
-            PlantedFault("state-too-wide", delivery, "action", None, "36 wide; pi0.5 takes 32"),
+            PlantedFault("action-too-wide", delivery, "action", None, "36 wide; pi0.5 takes 32"),
             PlantedFault(
                 "extra-policy-feature", delivery, "action_src_status", None, "its name begins with 'action'"
             ),
@@ -85,7 +85,7 @@ PLANTED: tuple[PlantedFault, ...] = (
         "count is [[n]], shape (1, 1), against std (1,)",
     ),
     PlantedFault(
-        "feature-fps-entry-differs", None, None, None, f"features carry an 'fps' entry in {TASK_1} only"
+        "feature-fps-entry", TASK_1, None, None, f"features carry an 'fps' entry, those of {TASK} do not"
     ),
     PlantedFault(
         "rows-not-finite",

@@ -275,19 +275,19 @@ def test_every_planted_fault_names_a_real_place(deliveries):
         "stats-count-zero",
         "stats-nested",
         "stats-shape-mismatch",
-        "feature-fps-entry-differs",
+        "feature-fps-entry",
         "rows-not-finite",
         "stats-quantiles-missing",
         "state-too-wide",
+        "action-too-wide",
         "channel-extreme-scale",
         "extra-policy-feature",
         "format-needs-conversion",
     }
     for fault in PLANTED:
-        for name in [fault.delivery] if fault.delivery else EPISODES:
-            features = info_of(deliveries / name)["features"]
-            assert fault.feature is None or fault.feature in features
-            assert fault.episode is None or 0 <= fault.episode < EPISODES[name]
+        features = info_of(deliveries / fault.delivery)["features"]
+        assert fault.feature is None or fault.feature in features
+        assert fault.episode is None or 0 <= fault.episode < EPISODES[fault.delivery]
         assert fault.what
 
 

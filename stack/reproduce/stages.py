@@ -159,14 +159,13 @@ def _audit(context: Context) -> Stage:
         from stack.audit.html import render as render_html
         from stack.audit.text import render as render_text
 
+        # The widths stay those of the pretrained heads: widening the policy in the manifest is no cure.
         needs = PolicyNeeds(
             name=policy.type,
-            max_state_dim=policy.max_state_dim,
-            max_action_dim=policy.max_action_dim,
             action_horizon=policy.action_horizon,
             tokenizer_max_length=policy.tokenizer_max_length,
         )
-        report = audit(dataset, policy=needs, deep=audit_section.deep, log=context.log)
+        report = audit(dataset, policy=needs, deep=audit_section.deep)
         write_json(out / "audit.json", report.to_json())
         write_text(out / "audit.html", render_html(report))
         errors = [f for f in report.faults if f.severity == "error" and f.code not in audit_section.allow]

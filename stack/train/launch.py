@@ -12,6 +12,7 @@ from stack.files import read_json, write_json
 from stack.manifests.load import Loaded
 from stack.manifests.models import ModelsManifest
 from stack.manifests.run import RunManifest
+from stack.tracking import names
 from stack.train import lines
 from stack.train.child import Ended, environment, last_line, python_module, run_child
 from stack.train.job import Job, make_job
@@ -67,7 +68,7 @@ def train(
         result = _read_result(job, ended)
     except StackError as error:
         journal.event("error", id=error.id, what=error.what, where=error.where)
-        journal.tags({"stack.outcome": "refused", "stack.message": error.what})
+        journal.tags({names.OUTCOME: "refused", "stack.message": error.what})
         journal.end("FAILED")
         journal.close()
         raise

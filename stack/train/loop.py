@@ -246,7 +246,7 @@ def _report(session: Session, run: Run, step: int, learning_rate: float, norm: f
         step_s=step_s,
         samples_per_s=train.global_batch / step_s,
         data_wait_s=statistics.fmean(run.data_waits_s[-width:]),
-        peak_gb=session.device.memory_peak_bytes() / 1e9,
+        peak_memory_bytes=session.device.memory_peak_bytes(),
     )
 
 

@@ -10,21 +10,21 @@ from typing import Any
 from stack.files import read_json, sha256_file, write_json
 from stack.manifests.load import Loaded
 from stack.manifests.run import RunManifest
+from stack.tracking import names
 from stack.tracking.journal import Journal, Status
 from stack.train.checkpoint import data_facts
 from stack.train.job import Job
 from stack.train.result import RESULT, TrainResult
 
-EXPERIMENT = "stack/train"
 MANIFEST = "run.json"
 METRICS = {
-    "loss": "train/loss",
+    "loss": names.LOSS,
     "lr": "train/lr",
     "grad_norm": "train/grad_norm",
-    "step_s": "perf/step_s",
-    "samples_per_s": "perf/samples_per_s",
+    "step_s": names.STEP_S,
+    "samples_per_s": names.SAMPLES_PER_S,
     "data_wait_s": "perf/data_wait_s",
-    "peak_gb": "mem/peak_gb",
+    "peak_memory_bytes": names.PEAK_MEMORY_BYTES,
 }
 _STATUS: dict[str, Status] = {"finished": "FINISHED", "stopped": "KILLED"}
 
@@ -54,7 +54,7 @@ class Recorder:
             self._journal.metrics({METRICS[key]: event[key] for key in METRICS}, step=step)
             self._log(
                 f"step {step}/{self._steps}  loss {event['loss']:.4f}  lr {event['lr']:.2e}  "
-                f"{event['step_s']:.3f} s/step  {event['samples_per_s']:.1f} samples/s  {event['peak_gb']:.2f} GB"
+                f"{event['step_s']:.3f} s/step  {event['samples_per_s']:.1f} samples/s  {event['peak_memory_bytes'] / 1e9:.2f} GB"
             )
         elif kind == "log":
             self._log(event["text"])
@@ -70,24 +70,36 @@ def open_journal(loaded: Loaded[RunManifest], job: Job, parent: str | None) -> J
     journal = Journal(
         job.out,
         name=run.name,
-        experiment=EXPERIMENT,
+        experiment=names.TRAIN,
         parent=parent,
-        tags={"stack.kind": "train", "stack.device": run.device.kind, "stack.run": run.name},
+        tags={names.DEVICE: run.device.kind, "stack.run": run.name},
         description=run.purpose,
     )
     write_json(job.out / MANIFEST, run.model_dump(mode="json", by_alias=True))
     facts = data_facts(job.dataset)
     journal.params(parameters(run, facts))
-    journal.tags({"stack.manifest_sha256": loaded.fingerprint})
+    digest = str(facts["digest"] or sha256_file(job.dataset / "meta" / "stats.json"))
+    journal.tags(
+        {
+            "stack.manifest_sha256": loaded.fingerprint,
+            names.DATASET: dataset_name(run),
+            names.DATASET_DIGEST: digest,
+        }
+    )
     journal.dataset(
-        name=job.dataset.name,
-        digest=str(facts["digest"] or sha256_file(job.dataset / "meta" / "stats.json")),
+        name=dataset_name(run),
+        digest=digest,
         source=run.dataset,
         context="training",
         profile={**facts, **_widths(job.dataset)},
     )
     journal.artifact(job.out / MANIFEST)
     return journal
+
+
+def dataset_name(run: RunManifest) -> str:
+    """What people call the dataset: its manifest's name, not the folder that it happens to lie in."""
+    return Path(run.dataset).stem
 
 
 def parameters(run: RunManifest, facts: dict[str, Any]) -> dict[str, Any]:
@@ -105,23 +117,23 @@ def parameters(run: RunManifest, facts: dict[str, Any]) -> dict[str, Any]:
 def close_journal(journal: Journal, result: TrainResult, out: Path) -> None:
     """The end of a training in its journal."""
     finals = {
-        "final/loss": result.final_loss,
+        names.FINAL_LOSS: result.final_loss,
         "final/first_fifth": result.first_fifth,
         "final/last_to_first_fifth": result.last_to_first_fifth,
-        "final/step_s": result.step_s,
-        "final/samples_per_s": result.samples_per_s,
+        names.FINAL_STEP_S: result.step_s,
+        names.FINAL_SAMPLES_PER_S: result.samples_per_s,
         "final/data_wait_s": result.data_wait_s,
-        "final/peak_memory_gb": None if result.peak_memory_bytes is None else result.peak_memory_bytes / 1e9,
+        names.FINAL_PEAK_MEMORY_BYTES: result.peak_memory_bytes,
         "final/nonfinite": float(result.nonfinite),
     }
     journal.metrics({key: value for key, value in finals.items() if value is not None}, step=result.steps)
     weights = result.weights or {}
     journal.tags(
         {
-            "stack.outcome": result.outcome,
-            "stack.line": result.line,
+            names.OUTCOME: result.outcome,
+            names.LINE: result.line,
             "stack.device_name": result.device.get("name"),
-            "stack.weights": weights.get("file_sha256"),
+            names.WEIGHTS_DIGEST: weights.get("file_sha256"),
             "stack.weights_filled_frac": weights.get("filled_frac"),
             "stack.golden": result.golden["ok"],
             "stack.stats_proven": result.stats_proven,

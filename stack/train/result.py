@@ -32,6 +32,7 @@ class TrainResult:
         step_s, data_wait_s: medians over this attempt's steps, warm-up of two left out where there are more.
         weights: see `stack.train.weights.WeightsProof`.
         golden: {ok, checked}.
+        device: {kind, name}; `world` is how many of them took part.
         outside_connections: attempts to leave the machine, all refused.
         checkpoints: {step, path (relative to the run's folder), bytes, sha256 (of the weights)} of each kept.
         culprits: see `stack.train.guard.Culprit`.
@@ -61,6 +62,7 @@ class TrainResult:
     parameters: int | None = None
     seed: int | None = None
     device: dict[str, Any] = field(default_factory=dict)
+    world: int | None = None
     checkpoints: tuple[dict[str, Any], ...] = ()
     culprits: tuple[dict[str, Any], ...] = ()
 

@@ -140,6 +140,7 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
         parameters=session.weights.parameters,
         seed=job.run.train.seed,
         device={"kind": device.kind, "name": device.name},
+        world=session.ranks.world,
         checkpoints=tuple(checkpoint.listing(job)),
         culprits=tuple(culprit.to_json() for culprit in found.culprits),
     )

@@ -1,0 +1,172 @@
+"""The door: measure the manifest's points, each in a fresh process, since an error may leave one in any state."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from stack.devices import device_count, is_out_of_memory
+from stack.errors import BadRequest
+from stack.files import read_json, write_json
+from stack.manifests.load import Loaded
+from stack.manifests.models import ModelsManifest
+from stack.manifests.run import RunManifest, Sweep, SweepGroup
+from stack.sweep.result import RESULT, Point, SweepResult
+from stack.tracking import names
+from stack.tracking.journal import Journal
+from stack.train import lines
+from stack.train.child import Ended, environment, last_line, python_module, run_child
+from stack.train.job import Job, make_job
+from stack.train.record import dataset_name
+
+POINTS = "points"
+OUTPUT = "point.log"
+HOME = ".hf-home"
+
+
+class Interrupted(KeyboardInterrupt):
+    """The sweep was asked to stop; the points measured so far are in its journal."""
+
+
+def sweep(
+    loaded: Loaded[RunManifest],
+    *,
+    dataset: Path,
+    mirror: Path,
+    models: ModelsManifest,
+    out: Path,
+    parent: str | None = None,
+    log: Callable[[str], None] = print,
+) -> SweepResult:
+    """Measure every point of the manifest's `sweep`, whatever became of the ones before.
+
+    Args:
+        dataset, mirror, models, parent, log: as for `stack.train.train`.
+        out: gets result.json, a journal, and `points/d<devices>-b<batch>/` with a journal for each point.
+
+    Raises:
+        BadRequest: the manifest has no `sweep`, or data or models are not there.
+        NotAble: lerobot is not installed.
+        Interrupted: a signal came.
+    """
+    run = loaded.manifest
+    if run.sweep is None:
+        raise BadRequest("sweep-missing", "the manifest has no 'sweep:'", where=str(loaded.file))
+    job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out)
+    lines.detect_line()
+    out.mkdir(parents=True, exist_ok=True)
+    journal = Journal(
+        out,
+        name=f"{run.name} sweep",
+        experiment=names.SWEEP,
+        parent=parent,
+        tags={names.DEVICE: run.device.kind, names.DATASET: dataset_name(run), "stack.run": run.name},
+        description=f"Batch sizes of {run.name}: {run.purpose}",
+    )
+    try:
+        result = SweepResult(tuple(_points(job, run.sweep, journal.run_id, log)))
+        write_json(out / RESULT, result.to_json())
+        _close(journal, result, out)
+    except BaseException:
+        journal.end("KILLED")
+        journal.close()
+        raise
+    finally:
+        shutil.rmtree(out / HOME, ignore_errors=True)
+    log(result.table())
+    return result
+
+
+def _points(job: Job, settings: Sweep, parent: str, log: Callable[[str], None]) -> list[Point]:
+    available = device_count(job.run.device.kind)
+    points = []
+    for group in settings.groups:
+        for batch in group.batches:
+            if group.devices > available:
+                message = f"{group.devices} {job.run.device.kind} devices are asked for, {available} are here"
+                point = Point(group.devices, batch, "unavailable", message=message)
+            else:
+                point = _measure(job, settings, group, batch)
+            log(_line(point))
+            _journal_point(job, point, parent)
+            points.append(point)
+    return points
+
+
+def _measure(job: Job, settings: Sweep, group: SweepGroup, batch: int) -> Point:
+    """One point in a child of its own."""
+    blank = Point(group.devices, batch, "error")
+    folder = job.out / POINTS / blank.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    replace(job, out=folder).write(folder / "job.json")
+    spec = {
+        "job": str(folder / "job.json"),
+        "devices": group.devices,
+        "batch": batch,
+        "memory_limit_mb": group.memory_limit_mb,
+    }
+    write_json(folder / "spec.json", spec)
+    ended = run_child(
+        python_module("stack.sweep.point", [str(folder / "spec.json")], group.devices),
+        env=environment(job.out / HOME, is_cpu=job.run.device.kind == "cpu", ranks=group.devices),
+        output=folder / OUTPUT,
+        timeout_s=settings.timeout_s,
+    )
+    if ended.is_signalled:
+        raise Interrupted("the sweep was interrupted")
+    return _judge(folder, blank, ended, settings.timeout_s)
+
+
+def _judge(folder: Path, blank: Point, ended: Ended, timeout_s: float) -> Point:
+    """What a point came to, from its own account or, without one, from how its process ended."""
+    if ended.is_timeout:
+        return replace(blank, status="timeout", message=f"not done after {timeout_s:g} s")
+    if (folder / RESULT).exists():
+        raw = read_json(folder / RESULT, what="point's result")
+        return Point(**{key: value for key, value in raw.items() if key in Point.__dataclass_fields__})
+    how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"return code {ended.returncode}"
+    message = f"ended without a result ({how}): {last_line(ended.tail)}"
+    return replace(blank, status="oom" if is_out_of_memory(ended.returncode, ended.tail) else "error", message=message)
+
+
+def _line(point: Point) -> str:
+    if point.status != "ok" or point.step_s is None:
+        return f"{point.name}: {point.status}: {point.message}"
+    peak = (point.peak_memory_bytes or 0) / 1e9
+    return f"{point.name}: {point.step_s:.3f} s/step, {point.samples_per_s:.1f} samples/s, peak {peak:.2f} GB"
+
+
+def _journal_point(job: Job, point: Point, parent: str) -> None:
+    journal = Journal(
+        job.out / POINTS / point.name,
+        name=f"{point.devices} device(s), batch {point.batch}",
+        experiment=names.SWEEP,
+        parent=parent,
+        tags={names.DEVICE: job.run.device.kind, names.OUTCOME: point.status},
+        description=point.message or None,
+    )
+    journal.params({"devices": point.devices, "batch": point.batch, "global_batch": point.global_batch})
+    finals = {
+        names.FINAL_STEP_S: point.step_s,
+        names.FINAL_SAMPLES_PER_S: point.samples_per_s,
+        "final/data_wait_s": point.data_wait_s,
+        names.FINAL_PEAK_MEMORY_BYTES: point.peak_memory_bytes,
+    }
+    journal.metrics({key: float(value) for key, value in finals.items() if value is not None}, step=0)
+    journal.end("FINISHED" if point.status == "ok" else "FAILED")
+    journal.close()
+
+
+def _close(journal: Journal, result: SweepResult, out: Path) -> None:
+    sizes = {f"largest_ok.{devices}_devices": batch for devices, batch in result.largest_ok.items()}
+    journal.params({key: "none" if batch is None else batch for key, batch in sizes.items()})
+    statuses = [point.status for point in result.points]
+    counts = {f"final/points_{status}": float(statuses.count(status)) for status in dict.fromkeys(statuses)}
+    journal.metrics(counts, step=0)
+    journal.tags({names.OUTCOME: "ok" if "ok" in statuses else "failed"})
+    journal.artifact(out / RESULT)
+    journal.end("FINISHED" if "ok" in statuses else "FAILED")
+    journal.close()

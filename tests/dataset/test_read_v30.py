@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stack.dataset.read import read_dataset
+from stack.dataset.rows import column_array
+from stack.dataset.selection import select_all
+from stack.dataset.write import write_v30
+from stack.dataset.write_plan import Caps, plan_files
+from stack.errors import StackError
+
+
+@pytest.fixture(scope="module")
+def v30(delivery: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("read30") / "out"
+    selection = select_all(read_dataset(delivery))
+    write_v30(selection, out, plan=plan_files(selection, caps=Caps(0.0015, 0.004, 2)), jobs=1)
+    return out
+
+
+@pytest.fixture
+def copy(v30: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(v30, tmp_path / "copy"))
+
+
+def change_episodes(root: Path, change) -> None:
+    for file in sorted((root / "meta/episodes").glob("*/*.parquet")):
+        pq.write_table(change(pq.read_table(file)), file)
+
+
+def check_rows(root: Path, deliveries) -> None:
+    spec = deliveries.Delivery()
+    for episode in read_dataset(root).episodes:
+        got = column_array(episode, read_dataset(root).features["observation.state"])
+        assert got.tolist() == [
+            deliveries.state_of(spec, episode.index, f) for f in range(spec.lengths[episode.index])
+        ]
+
+
+def test_stale_file_numbers_do_not_matter(copy: Path, deliveries) -> None:
+    """lerobot #2401: the episode at a file boundary bears the old file's number."""
+
+    def stale(table: pa.Table) -> pa.Table:
+        at = table.column_names.index("data/file_index")
+        return table.set_column(at, "data/file_index", pa.array([0] * len(table)))
+
+    change_episodes(copy, stale)
+    check_rows(copy, deliveries)
+
+
+def test_rows_of_the_episode_table_are_addressed_by_key(copy: Path, deliveries) -> None:
+    files = sorted((copy / "meta/episodes").glob("*/*.parquet"))
+    whole = pa.concat_tables(pq.read_table(file) for file in files)
+    for file in files:
+        file.unlink()
+    pq.write_table(whole.take(list(range(5))[::-1]), files[0])
+    dataset = read_dataset(copy)
+    assert [e.tasks[0] for e in dataset.episodes[:2]] == ["fold the shirt", "把毛巾放进盒子"]
+    check_rows(copy, deliveries)
+
+
+def test_the_episode_table_may_lie_in_several_files(copy: Path, deliveries) -> None:
+    files = sorted((copy / "meta/episodes").glob("*/*.parquet"))
+    assert len(files) > 1
+    whole = pa.concat_tables(pq.read_table(file) for file in files)
+    assert [e.length for e in read_dataset(copy).episodes] == [7, 5, 9, 4, 6]
+    for file in files:
+        file.unlink()
+    pq.write_table(whole, files[0])
+    assert [e.length for e in read_dataset(copy).episodes] == [7, 5, 9, 4, 6]
+
+
+def test_a_table_stored_twice_counts_once(copy: Path) -> None:
+    for file in sorted((copy / "meta/episodes").glob("*/*.parquet")):
+        shutil.copy(file, file.with_name(f"again-{file.name}"))
+    dataset = read_dataset(copy)
+    assert len(dataset.episodes) == 5 and dataset.notes == ()
+
+
+def test_doubles_and_a_plain_task_column_are_read(copy: Path) -> None:
+    tasks = pq.read_table(copy / "meta/tasks.parquet").to_pylist()[::-1]
+    plain = pa.table(
+        {"task_index": [float(t["task_index"]) for t in tasks], "task": [t["task"] for t in tasks]}
+    )
+    pq.write_table(plain, copy / "meta/tasks.parquet")
+    assert read_dataset(copy).tasks == {0: "fold the shirt", 1: "把毛巾放进盒子"}
+
+
+def test_the_nameless_index_of_older_writers_is_read(copy: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"task_index": [0, 1]}, index=["one", "two"])
+    frame.to_parquet(copy / "meta/tasks.parquet")
+    assert "__index_level_0__" in pq.read_schema(copy / "meta/tasks.parquet").names
+    assert read_dataset(copy).tasks == {0: "one", 1: "two"}
+
+
+def test_clip_starts_count_frames(v30: Path) -> None:
+    starts: dict[Path, int] = {}
+    for episode in read_dataset(v30).episodes:
+        clip = episode.clips["observation.images.head"]
+        assert clip.start == starts.get(clip.file, 0) and clip.count == episode.length
+        starts[clip.file] = clip.start + clip.count
+    assert len(starts) >= 2
+
+
+def test_a_wrong_from_timestamp_is_noted(copy: Path) -> None:
+    def shift(table: pa.Table) -> pa.Table:
+        name = "videos/observation.images.head/from_timestamp"
+        at = table.column_names.index(name)
+        values = table.column(name).to_pylist()
+        return table.set_column(at, name, pa.array([v + 0.3 for v in values]))
+
+    assert read_dataset(copy).notes == ()
+    change_episodes(copy, shift)
+    codes = {code for code, _ in read_dataset(copy).notes}
+    assert codes == {"clip-start-differs"}
+
+
+def test_rows_of_one_episode_in_two_places_are_refused(copy: Path) -> None:
+    first = sorted((copy / "data").glob("*/*.parquet"))[0]
+    shutil.copy(first, copy / "data/chunk-000/file-900.parquet")
+    with pytest.raises(StackError) as caught:
+        read_dataset(copy)
+    assert caught.value.id == "dataset-rows-scattered"
+
+
+def test_rows_without_an_episode_column_are_found_by_position(copy: Path, deliveries) -> None:
+    for file in (copy / "data").glob("*/*.parquet"):
+        pq.write_table(pq.read_table(file).drop_columns(["episode_index"]), file)
+    check_rows(copy, deliveries)
+
+
+def test_totals_of_info_are_not_believed(copy: Path) -> None:
+    info = json.loads((copy / "meta/info.json").read_text())
+    info.update(total_episodes=99, total_frames=1)
+    (copy / "meta/info.json").write_text(json.dumps(info))
+    assert read_dataset(copy).frames == 31

@@ -1,8 +1,8 @@
 """The one door through which models and tokenizers come: fetched, checked against pins, proven."""
 
 from stack.mirror.folder import MirroredModel
-from stack.mirror.get import get
-from stack.mirror.pin import Pinned, pin
-from stack.mirror.verify import verify
+from stack.mirror.mirroring import get
+from stack.mirror.pinning import Pinned, pin
+from stack.mirror.verifying import verify
 
 __all__ = ["MirroredModel", "Pinned", "get", "pin", "verify"]

@@ -42,13 +42,13 @@ def locked(to: Path, name: str, log: Log) -> Iterator[None]:
     The lock is the kernel's: it goes when its process ends, however it ends.
 
     Raises:
-        NotAble: `to` cannot be written.
+        NotAble: `to` cannot be written; also for the disk's errors in the body.
     """
     try:
         to.mkdir(parents=True, exist_ok=True)
         handle = lock_file(to, name).open("w")
     except OSError as error:
-        raise NotAble("mirror-not-writable", f"cannot write here: {error}", where=str(to)) from error
+        raise _not_writable(to, error) from error
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,7 +56,14 @@ def locked(to: Path, name: str, log: Log) -> Iterator[None]:
             log(f"{name}: waiting for another process that is at it")
             while not _try_lock(handle.fileno()):
                 time.sleep(_LOCK_POLL_S)
-        yield
+        try:
+            yield
+        except OSError as error:
+            raise _not_writable(to, error) from error
+
+
+def _not_writable(to: Path, error: OSError) -> NotAble:
+    return NotAble("mirror-not-writable", f"cannot write here: {error}", where=str(to))
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bytes_are_those_that_the_manifest_pins(models: Path) -> None:
-    """Run on both version lines and all machines, this is the proof that the bytes are the same everywhere."""
+    """Run on both version lines and on all machines, this proves that the bytes are the same everywhere."""
     manifest = load_models_manifest(ROOT / "manifests" / "models.yaml").manifest
     for name in ("toy-pi05", "toy-tokenizer"):
         pinned = {file.path: (file.size, file.sha256) for file in manifest.models[name].files}

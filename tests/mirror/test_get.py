@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -219,6 +220,41 @@ def test_files_carried_by_hand_are_adopted_without_the_hub(hub: Any, manifest: A
 
     assert hub.requests == [] and model.fetched == ()
     assert json.loads((model.folder / RECORD).read_text())["name"] == "toy"
+
+
+def test_right_files_on_a_read_only_disk_need_no_record(
+    hub: Any, manifest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = manifest()
+    (model,) = get(loaded, tmp_path / "mirror", endpoint=hub.endpoint)
+    (model.folder / RECORD).unlink()
+    (tmp_path / "mirror" / ".toy.lock").unlink()
+    monkeypatch.setattr("os.access", lambda *_: False)
+
+    get(loaded, tmp_path / "mirror", endpoint=hub.endpoint)
+
+    assert not (model.folder / RECORD).exists() and not (tmp_path / "mirror" / ".toy.lock").exists()
+
+
+def test_link_in_the_place_is_not_replaced(hub: Any, manifest: Any, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "mirror" / "toy").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadRequest, match="is a link"):
+        get(manifest(), tmp_path / "mirror", endpoint=hub.endpoint)
+    assert hub.requests == []
+
+
+def test_full_disk_in_the_middle_is_the_environments_fault(
+    hub: Any, manifest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("stack.mirror.mirroring.write_json", full)
+    with pytest.raises(NotAble, match="No space left"):
+        get(manifest(), tmp_path / "mirror", endpoint=hub.endpoint)
+    assert not (tmp_path / "mirror" / "toy").exists()
 
 
 def test_foreign_files_in_the_place_are_not_deleted(hub: Any, manifest: Any, tmp_path: Path) -> None:

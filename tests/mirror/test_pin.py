@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from stack.demo.models import write_models
-from stack.errors import WorkFailed
+from stack.errors import BadRequest, WorkFailed
 from stack.manifests import load_models_manifest
 from stack.mirror import get, pin, verify
+from stack.mirror.pinning import pinned_models
 
 
 @pytest.fixture
@@ -30,13 +31,15 @@ def test_printed_lines_pin_the_model_and_nothing_is_fetched_twice(
     loaded = manifest(unpinned=("config.json", "model.safetensors"))
     before = loaded.file.read_bytes()
 
-    (pinned,) = pin(loaded, tmp_path / "mirror", endpoint=hub.endpoint)
+    (pinned,) = pinned_models(loaded, tmp_path / "mirror", endpoint=hub.endpoint)
 
     assert loaded.file.read_bytes() == before  # never edited
     assert not (tmp_path / "mirror" / "toy").exists()  # and never put in place
     assert pinned.tensors is not None
     assert (pinned.tensors.count, pinned.tensors.parameters, pinned.tensors.dtype) == (2, 17, "F32")
-    text = before.decode().split("    files:")[0] + pinned.yaml()
+    printed = pin(loaded, tmp_path / "mirror", endpoint=hub.endpoint)
+    assert printed == pinned.yaml()
+    text = before.decode().split("    files:")[0] + printed
     loaded.file.write_text(text, encoding="utf-8")
     hub.served.clear()
     now = load_models_manifest(loaded.file)
@@ -66,8 +69,6 @@ def test_known_hash_is_enforced_while_the_size_is_pinned(hub: Any, manifest: Any
 
 
 def test_weights_that_are_no_weights_cannot_be_pinned(hub: Any, manifest: Any, tmp_path: Path) -> None:
-    from stack.errors import BadRequest
-
     hub.files["model.safetensors"] = b"<html>please log in</html>"
     with pytest.raises(BadRequest, match="not a whole safetensors file"):
         pin(manifest(unpinned=("model.safetensors",)), tmp_path / "mirror", endpoint=hub.endpoint)
@@ -89,7 +90,7 @@ def test_tokenizer_gets_golden_encodings(tmp_path: Path) -> None:
         "schema: stack/models/1\nmodels:\n  t:\n    kind: tokenizer\n    origin: {demo: toy-tokenizer}\n"
         "    licence: x\n    files: [{path: tokenizer.json}]\n"
     )
-    (pinned,) = pin(load_models_manifest(file), tmp_path / "mirror", demo=tmp_path / "demo")
+    (pinned,) = pinned_models(load_models_manifest(file), tmp_path / "mirror", demo=tmp_path / "demo")
     lines: dict[str, Any] = yaml.safe_load(textwrap.dedent(pinned.yaml()))
     assert lines["files"][0]["size"] == (tmp_path / "demo/models/toy-tokenizer/tokenizer.json").stat().st_size
     assert [item["ids"][0] for item in lines["golden"]] == [2, 2]
@@ -103,12 +104,13 @@ def test_carried_copy_is_pinned_without_the_hub(hub: Any, manifest: Any, tmp_pat
     for path, content in hub.files.items():
         (place / path).write_bytes(content)
 
-    (pinned,) = pin(manifest(unpinned=("config.json",)), tmp_path / "mirror", endpoint=hub.endpoint)
+    (pinned,) = pinned_models(manifest(unpinned=("config.json",)), tmp_path / "mirror", endpoint=hub.endpoint)
 
     assert hub.requests == []
     assert {file.path: file.size for file in pinned.files} == {p: len(c) for p, c in hub.files.items()}
 
 
 def test_pinned_models_are_left_alone(hub: Any, manifest: Any, tmp_path: Path) -> None:
-    assert pin(manifest(), tmp_path / "mirror", endpoint=hub.endpoint) == []
+    text = pin(manifest(), tmp_path / "mirror", endpoint=hub.endpoint)
+    assert text.startswith("# nothing to pin")
     assert hub.requests == []

@@ -96,6 +96,14 @@ def test_manifest_that_is_wrong_about_its_own_weights(mirror: Path) -> None:
     assert "351,424" in fault.message and "351,425" in fault.message
 
 
+def test_weights_that_were_pinned_broken(hub: Any, manifest: Any, tmp_path: Path) -> None:
+    """The hub's file of this test is no safetensors file, and the manifest pins it all the same."""
+    loaded = manifest(more="    tensors: {count: 1, parameters: 1, dtype: F32}\n")
+    get(loaded, tmp_path / "m", endpoint=hub.endpoint)
+    (fault,) = verify(loaded.manifest, tmp_path / "m")
+    assert fault.code == "mirror-weights-broken" and fault.where.file == "toy/model.safetensors"
+
+
 def test_manifest_that_is_wrong_about_its_own_tokenizer(mirror: Path) -> None:
     overrides = ("models.toy-tokenizer.golden.1.ids.4=7",)
     loaded = load_models_manifest(MANIFEST, overrides=overrides)

@@ -18,7 +18,7 @@ from stack.manifests.models import Golden, Model, ModelFile, Tensors
 from stack.mirror.folder import mismatch, origin_text, select
 from stack.mirror.golden import PROBE_TEXTS, encoder_without_torch
 from stack.mirror.staging import Log, Source, adopt, locked, stage, staging_folder
-from stack.mirror.verify import SAFETENSORS
+from stack.mirror.verifying import SAFETENSORS
 from stack.mirror.weights import inspect
 
 
@@ -62,8 +62,22 @@ def pin(
     demo: Path | None = None,
     endpoint: str | None = None,
     log: Log = lambda _: None,
+) -> str:
+    """The YAML lines that pin what `names` have unpinned; see `pinned_models`, whose text this is."""
+    pinned = pinned_models(loaded, to, names=names, demo=demo, endpoint=endpoint, log=log)
+    return "\n".join(p.yaml() for p in pinned) or "# nothing to pin: every file has its size and sha256\n"
+
+
+def pinned_models(
+    loaded: Loaded[ModelsManifest],
+    to: Path,
+    *,
+    names: Sequence[str] | None = None,
+    demo: Path | None = None,
+    endpoint: str | None = None,
+    log: Log = lambda _: None,
 ) -> list[Pinned]:
-    """Fetch what is not pinned, hash it, and say what to put into the manifest.
+    """Fetch what is not pinned, and hash it.
 
     What is pinned already is enforced, and so is what the hub's own listing says. The files stay in the
     staging folder, so that `get` does not fetch them again.
@@ -72,7 +86,7 @@ def pin(
         names: models to pin; None: all that have unpinned files.
 
     Returns:
-        models with unpinned files among `names`, with all their pins; print their `yaml()`.
+        the models among `names` that have unpinned files, with all their pins.
 
     Raises:
         as `get` does, but for unpinned files.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +80,10 @@ def _get_model(
     name: str, model: Model, to: Path, demo: Path | None, endpoint: str | None, log: Log
 ) -> MirroredModel:
     target = to / name
-    if not _wrong_files(target, model) and _record_is_right(target, name, model):
+    # Where nothing can be written, right files are enough: a mirror is often mounted read-only.
+    if not _wrong_files(target, model) and (
+        _record_is_right(target, name, model) or not os.access(target, os.W_OK)
+    ):
         log(f"{name}: {len(model.files)} files, all right already")
         return MirroredModel(name, model, target, origin_text(model.origin), ())
     with locked(to, name, log):
@@ -111,8 +115,14 @@ def _record_is_right(target: Path, name: str, model: Model) -> bool:
 
 def _refuse_foreign_files(name: str, model: Model, target: Path) -> None:
     """The folder is about to be replaced; files that we do not know would be lost with it."""
-    if target.exists() and not target.is_dir():
-        raise BadRequest("mirror-place-taken", f"the place of '{name}' is not a folder", where=str(target))
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        kind = "a link" if target.is_symlink() else "no folder"
+        raise BadRequest(
+            "mirror-place-taken",
+            f"the place of '{name}' is {kind}, and what is there is not what the manifest pins",
+            where=str(target),
+            do="remove it; a folder is put in its place",
+        )
     if foreign := (left_over(target, model) if target.is_dir() else []):
         raise BadRequest(
             "mirror-foreign-files",

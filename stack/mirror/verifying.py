@@ -12,7 +12,7 @@ from stack.manifests.models import Model, ModelsManifest
 from stack.mirror.folder import left_over, mismatch, select
 from stack.mirror.golden import check_without_torch
 from stack.mirror.staging import lock_file, staging_folder
-from stack.mirror.weights import inspect
+from stack.mirror.weights import WeightsFacts, inspect
 
 SAFETENSORS = ".safetensors"
 
@@ -90,11 +90,13 @@ def _tensors(name: str, folder: Path, model: Model) -> Iterator[Fault]:
     expected = model.tensors
     assert expected is not None
     files = [file.path for file in model.files if file.path.endswith(SAFETENSORS)]
-    try:
-        facts = [inspect(folder / path) for path in files]
-    except StackError as error:
-        yield _unproven(name, "mirror-weights-broken", error.what, Place(file=error.where or name))
-        return
+    facts: list[WeightsFacts] = []
+    for path in files:
+        try:
+            facts.append(inspect(folder / path))
+        except StackError as error:
+            yield _unproven(name, "mirror-weights-broken", error.what, Place(file=f"{name}/{path}"))
+            return
     got = (
         sum(f.count for f in facts),
         sum(f.parameters for f in facts),

@@ -1,26 +1,22 @@
-"""Videos by frame number: stream-copy join, decoding, digests of coded clips."""
+"""Videos by frame number: stream-copy join and digests of coded clips; the door to probing and decoding."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import av
-import numpy as np
-from av.container import InputContainer
 from av.packet import Packet
-from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
-from numpy.typing import NDArray
 
 from stack.dataset.model import ClipRef
+from stack.dataset.video_decode import decode
 from stack.dataset.video_index import (
     CodedFrame,
     VideoIndex,
@@ -37,7 +33,6 @@ __all__ = ["VideoInfo", "clip_digest", "decode", "exact_rate", "join", "probe", 
 
 TICKS_PER_S_MIN = 10_000  # below this the MP4 muxer would choose a time base of its own
 RATE_DENOMINATOR_MAX = 1_000_000
-DECODE_RATHER_THAN_SEEK_FRAMES = 16
 
 
 def exact_rate(fps: float) -> Fraction:
@@ -162,7 +157,8 @@ def join(clips: Sequence[ClipRef], out: Path, fps: float) -> VideoInfo:
 
     The time base divides the frame period. dts count up by one period a packet, behind pts by the deepest
     reordering of any clip; where that makes the first dts negative, the muxer's edit list brings the first
-    pts to 0. Sound is left out. The file is written beside `out`, checked packet by packet, and renamed.
+    pts to 0. The sources' own frame times and sound are left out. The file is written beside `out`, checked
+    packet by packet, and renamed.
 
     Raises:
         BadRequest: no clips; a clip that cannot be read or cut; clips that do not fit into one stream.
@@ -187,11 +183,11 @@ def join(clips: Sequence[ClipRef], out: Path, fps: float) -> VideoInfo:
     partial = out.with_name(f".{out.stem}.partial-{os.getpid()}{out.suffix}")
     try:
         _mux(cuts, partial, ticks_per_s=rate.numerator * scale, ticks=rate.denominator * scale)
-        _check_joined(cuts, partial, rate, out)
+        info = _check_joined(cuts, partial, rate, out)
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
-    return probe(out)
+    return replace(info, file=out)
 
 
 def _placed(cuts: Sequence[_Cut]) -> Iterator[tuple[int, CodedFrame]]:
@@ -230,7 +226,7 @@ def _mux(cuts: Sequence[_Cut], out: Path, *, ticks_per_s: int, ticks: int) -> No
             raise WorkFailed("video-join-failed", f"writing failed: {error}", where=str(out)) from error
 
 
-def _check_joined(cuts: Sequence[_Cut], written: Path, rate: Fraction, out: Path) -> None:
+def _check_joined(cuts: Sequence[_Cut], written: Path, rate: Fraction, out: Path) -> VideoInfo:
     got = index_video(written)
     wrong = why_not_joinable(cuts[0].index.info, got.info)
     meant = [(n, c.size_bytes, c.is_key) for n, c in _placed(cuts)]
@@ -247,6 +243,7 @@ def _check_joined(cuts: Sequence[_Cut], written: Path, rate: Fraction, out: Path
         raise WorkFailed(
             "video-join-check-failed", f"not what was meant was written: {wrong}", where=str(out)
         )
+    return got.info
 
 
 def clip_digest(clip: ClipRef) -> str:
@@ -263,63 +260,3 @@ def clip_digest(clip: ClipRef) -> str:
             digest.update(f"\n{coded.frame - clip.start} {packet.size}\n".encode())
             digest.update(bytes(packet))
     return digest.hexdigest()
-
-
-def decode(file: Path, frames: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
-    """Pictures (H, W, 3), uint8 RGB, by presentation number, in the order asked.
-
-    Numbers that ascend are one forward pass; a gap that holds a key frame is jumped over.
-
-    Raises:
-        BadRequest: a number is out of range, or the picture cannot be decoded.
-    """
-    index = index_video(file)
-    for frame in frames:
-        if not 0 <= frame < index.info.frames:
-            what = f"frame {frame} is asked of a video of {index.info.frames} frames"
-            raise BadRequest("video-frame-out-of-range", what, where=str(file))
-    return _decode(index, frames)
-
-
-def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
-    info = index.info
-    key_frames = info.key_frames
-    number = {ticks: n for n, ticks in enumerate(info.pts)}
-    with open_video(info.file) as (container, stream):
-        pictures = _pictures(container, stream, info.file)
-        held: tuple[int, VideoFrame] | None = None
-        at = 0  # the next frame that `pictures` will give
-        for frame in frames:
-            if held is None or held[0] != frame:
-                before = bisect_right(key_frames, frame) - 1
-                key = key_frames[before] if before >= 0 else 0
-                if frame < at or key > at + DECODE_RATHER_THAN_SEEK_FRAMES:
-                    container.seek(index.coded[index.position(key)].dts, backward=True, stream=stream)
-                    pictures = _pictures(container, stream, info.file)
-                held = _forward(pictures, frame, number, info.file)
-                at = frame + 1
-            yield np.asarray(held[1].to_ndarray(format="rgb24"), dtype=np.uint8)
-
-
-def _pictures(container: InputContainer, stream: VideoStream, file: Path) -> Iterator[VideoFrame]:
-    try:
-        for packet in demux(container, stream, file):
-            yield from stream.decode(packet)
-        yield from stream.decode(None)
-    except av.FFmpegError as error:
-        raise BadRequest(
-            "video-not-decodable", f"decoding failed: {error}", where=str(file), do="fetch or record it again"
-        ) from error
-
-
-def _forward(
-    pictures: Iterator[VideoFrame], frame: int, number: dict[int, int], file: Path
-) -> tuple[int, VideoFrame]:
-    for picture in pictures:
-        if picture.pts is None or number.get(picture.pts, -1) < frame:
-            continue
-        if number[picture.pts] == frame and not picture.is_corrupt:
-            return frame, picture
-        break
-    what = f"frame {frame} cannot be decoded"
-    raise BadRequest("video-not-decodable", what, where=str(file), do="fetch or record it again")

@@ -1,0 +1,79 @@
+"""Pictures by presentation number."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from stack.dataset.video_index import VideoIndex, demux, index_video, open_video
+from stack.errors import BadRequest
+
+DECODE_RATHER_THAN_SEEK_FRAMES = 16
+
+
+def decode(file: Path, frames: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+    """Pictures (H, W, 3), uint8 RGB, by presentation number, in the order asked.
+
+    Numbers that ascend are one forward pass; a gap that holds a key frame is jumped over.
+
+    Raises:
+        BadRequest: a number is out of range, or the picture cannot be decoded.
+    """
+    index = index_video(file)
+    for frame in frames:
+        if not 0 <= frame < index.info.frames:
+            what = f"frame {frame} is asked of a video of {index.info.frames} frames"
+            raise BadRequest("video-frame-out-of-range", what, where=str(file))
+    return _decode(index, frames)
+
+
+def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+    info = index.info
+    key_frames = info.key_frames
+    number = {ticks: n for n, ticks in enumerate(info.pts)}
+    with open_video(info.file) as (container, stream):
+        pictures = _pictures(container, stream, info.file)
+        held: tuple[int, VideoFrame] | None = None
+        at = 0  # the next frame that `pictures` will give
+        for frame in frames:
+            if held is None or held[0] != frame:
+                before = bisect_right(key_frames, frame) - 1
+                key = key_frames[before] if before >= 0 else 0
+                if frame < at or key > at + DECODE_RATHER_THAN_SEEK_FRAMES:
+                    container.seek(index.coded[index.position(key)].dts, backward=True, stream=stream)
+                    pictures = _pictures(container, stream, info.file)
+                held = _forward(pictures, frame, number, info.file)
+                at = frame + 1
+            yield np.asarray(held[1].to_ndarray(format="rgb24"), dtype=np.uint8)
+
+
+def _pictures(container: InputContainer, stream: VideoStream, file: Path) -> Iterator[VideoFrame]:
+    try:
+        for packet in demux(container, stream, file):
+            yield from stream.decode(packet)
+        yield from stream.decode(None)
+    except av.FFmpegError as error:
+        raise BadRequest(
+            "video-not-decodable", f"decoding failed: {error}", where=str(file), do="fetch or record it again"
+        ) from error
+
+
+def _forward(
+    pictures: Iterator[VideoFrame], frame: int, number: dict[int, int], file: Path
+) -> tuple[int, VideoFrame]:
+    for picture in pictures:
+        if picture.pts is None or number.get(picture.pts, -1) < frame:
+            continue
+        if number[picture.pts] == frame and not picture.is_corrupt:
+            return frame, picture
+        break
+    what = f"frame {frame} cannot be decoded"
+    raise BadRequest("video-not-decodable", what, where=str(file), do="fetch or record it again")

@@ -93,7 +93,9 @@ def test_everything_stands_in_mlflow(first: Any, house: Any) -> None:
         top = by_name["demo-cpu"]
         assert top.data.tags["stack.verdict"] == "within-band"
         assert top.info.status == "FINISHED"
-        digest = read(house.work / "runs" / "demo-cpu" / "prepare" / "meta" / "provenance.json")["content_digest"]
+        digest = read(house.work / "runs" / "demo-cpu" / "prepare" / "meta" / "provenance.json")[
+            "content_digest"
+        ]
         assert [d.dataset.digest for d in top.inputs.dataset_inputs] == [digest[:32]]
         assert {"verdict.html", "verdict.json", "audit.html"} <= {
             artifact.path for artifact in client.list_artifacts(top.info.run_id)

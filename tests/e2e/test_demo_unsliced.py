@@ -17,7 +17,13 @@ def test_the_audit_refuses_it_and_teaches(house: Any) -> None:
     assert call.code == 1
     text = call.err + call.out
     assert "different at gate 4 (data)" in call.out
-    for word in ("state-too-wide", "action-too-wide", "channel-extreme-scale", "robot_velocity", "joint_current"):
+    for word in (
+        "state-too-wide",
+        "action-too-wide",
+        "channel-extreme-scale",
+        "robot_velocity",
+        "joint_current",
+    ):
         assert word in text, word
     assert "{from: action, field: joint/position}" in text
     assert not (house.work / "runs" / "demo-unsliced" / "train").exists()

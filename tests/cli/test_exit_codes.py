@@ -1,0 +1,90 @@
+"""Exit codes and messages of the program as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def stack(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stack", *arguments], capture_output=True, text=True, cwd=cwd, timeout=120
+    )
+
+
+def test_an_unknown_command_names_the_closest(tmp_path: Path) -> None:
+    done = stack("prepair")
+    assert done.returncode == 2 and "did you mean 'prepare'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("prepare", "missing.yaml", "--out", "x"),
+        ("reproduce", "missing.yaml"),
+        ("train", "missing.yaml"),
+        ("sweep", "missing.yaml"),
+        ("audit", "missing"),
+        ("mirror", "get", "missing.yaml", "--to", "x"),
+        ("mirror", "verify", "missing.yaml", "--to", "x"),
+        ("track", "ship", "missing"),
+    ],
+)
+def test_a_path_that_is_not_there_is_a_wrong_request(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = stack(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "missing" in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_with_a_typo_is_answered_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text("schema: stack/dataset/1\nname: d\nsource:\n  - path: x\n")
+    done = stack("prepare", str(file), "--out", str(tmp_path / "o"))
+    assert done.returncode == 2
+    assert "did you mean 'sources'" in done.stderr and f"{file}:3:1" in done.stderr
+
+
+def test_json_on_stdout_stands_alone() -> None:
+    done = stack("doctor", "--json", "-")
+    assert json.loads(done.stdout)["host"]["cpu_count"] >= 1
+
+
+def test_a_device_that_is_not_there_is_an_environment_that_is_not_able() -> None:
+    done = stack("doctor", "--device", "npu", "--count", "8")
+    assert done.returncode == 3 and "doctor-devices" in done.stdout
+
+
+def test_a_bug_of_ours_leaves_its_traceback_in_a_file() -> None:
+    code = (
+        "import sys, stack.cli as c; sys.argv = ['stack', 'doctor'];"
+        "c.cli.commands['doctor'].callback = lambda **k: 1 / 0; c.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 70 and "Traceback" not in done.stderr
+    file = Path(done.stderr.rsplit(" ", 1)[-1].strip())
+    assert "ZeroDivisionError" in file.read_text()
+    file.unlink()
+
+
+def test_an_interrupt_exits_130_and_names_the_command(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "stack", "demo", str(tmp_path / "demo")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".demo.partial-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)  # it is at work once its partial folder is there
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and f"stack demo {tmp_path / 'demo'}" in err
+    assert not (tmp_path / "demo").exists()

@@ -88,16 +88,17 @@ def _construct_mapping(
         key = key_node.value
         if not isinstance(key, str):
             raise BadRequest("manifest-key-not-text", "a key must be text", where=position)
+        path: Keys = (*keys, key)
         if key in mapping:
-            first = positions[(*keys, key)]
+            first = positions[path]
             raise BadRequest(
                 "manifest-duplicate-key",
                 f"the key '{key}' is given twice (first at {first}); one of them would be lost",
                 where=position,
                 do="keep one of the two",
             )
-        positions[(*keys, key)] = position
-        mapping[key] = _construct(value_node, (*keys, key), source, positions)
+        positions[path] = position
+        mapping[key] = _construct(value_node, path, source, positions)
     return mapping
 
 

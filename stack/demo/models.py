@@ -40,7 +40,7 @@ def write_models(
     """
     with whole_folder(out / TOKENIZER, replace=True) as folder:
         write_tokenizer(folder)
-    log(f"toy tokenizer: {out / TOKENIZER}")
+    log(f"model {TOKENIZER}")
     with whole_folder(out / WEIGHTS, replace=True) as folder:
         write_safetensors(folder / "model.safetensors", dims)
         write_json(
@@ -55,4 +55,4 @@ def write_models(
         write_text(folder / "README.md", _README)
     specs = layout(dims)
     parameters = sum(spec.size for spec in specs)
-    log(f"toy weights: {out / WEIGHTS}, {len(specs)} tensors, {parameters:,} parameters")
+    log(f"model {WEIGHTS}: {len(specs)} tensors, {parameters:,} parameters")

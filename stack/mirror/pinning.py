@@ -117,7 +117,8 @@ def _adopt_carried(folder: Path, source: Source, log: Log) -> None:
     """A copy that was carried here by hand into the model's own place is pinned as it is."""
     for file in source.model.files:
         here, staged = folder / file.path, source.staging / file.path
-        if here.is_file() and mismatch(folder, file) is None and not staged.exists():
+        if here.is_file() and mismatch(folder, file) is None:
+            staged.unlink(missing_ok=True)
             adopt(here, staged)
             source.carried.add(file.path)
             log(f"{source.name}: {file.path} is taken from {folder}; nothing is fetched for it")

@@ -112,6 +112,7 @@ class Source:
         size = "size not pinned" if file.size is None else f"{file.size:,} bytes"
         log(f"{self.name}: fetching {file.path} ({size})")
         if self._demo is not None:
+            target.unlink(missing_ok=True)  # it may be a hard link to a file that is not ours to change
             try:
                 shutil.copyfile(self._demo / file.path, target)
             except FileNotFoundError:

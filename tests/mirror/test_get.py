@@ -269,7 +269,10 @@ def test_foreign_files_in_the_place_are_not_deleted(hub: Any, manifest: Any, tmp
     assert (place / "thesis.doc").read_text() == "years of work"
 
 
-def test_killed_fetch_leaves_no_half_model_and_is_resumed(hub: Any, manifest: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_fetch_leaves_no_half_model_and_is_resumed(
+    how: signal.Signals, hub: Any, manifest: Any, tmp_path: Path
+) -> None:
     loaded = manifest()
     hub.stall_after[WEIGHTS] = 200_000
     process = child(loaded.file, tmp_path / "mirror", hub.endpoint)
@@ -278,7 +281,7 @@ def test_killed_fetch_leaves_no_half_model_and_is_resumed(hub: Any, manifest: An
         partial = tmp_path / "mirror" / ".toy.fetch" / f"{WEIGHTS}.incomplete"
         _wait_for(lambda: partial.is_file() and partial.stat().st_size > 0)
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(how)
         process.communicate()
     kept = partial.stat().st_size
     assert not (tmp_path / "mirror" / "toy").exists()
@@ -293,7 +296,7 @@ def test_killed_fetch_leaves_no_half_model_and_is_resumed(hub: Any, manifest: An
     (model,) = get(loaded, tmp_path / "mirror", endpoint=hub.endpoint)
 
     assert (WEIGHTS, kept, 300_000 - kept) in hub.served
-    assert "config.json" not in hub.fetched()  # it came before the kill
+    assert "config.json" not in hub.fetched()  # it came before the stop
     assert contents(model.folder) == hub.files
 
 

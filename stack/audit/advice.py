@@ -24,7 +24,7 @@ def safe_slice(features: dict[str, Feature], channels: Sequence[Channel], needs:
         own = [channel for channel in channels if channel.feature == name]
         if not own:
             continue
-        part = _by_fields(features[name], own, needs, width) or _by_runs(name, own, needs, width)
+        part = _by_fields(features[name], own, needs, width) or _by_runs(features[name], own, needs, width)
         if part is None:
             return None
         lines += [f"  {name}:", *(f"    {line}" for line in part)]
@@ -55,15 +55,26 @@ def _by_fields(feature: Feature, channels: list[Channel], needs: PolicyNeeds, wi
     return lines
 
 
-def _by_runs(name: str, channels: list[Channel], needs: PolicyNeeds, width: int) -> list[str] | None:
-    lines: list[str] = []
-    taken, at = 0, 0
-    while at < len(channels) and taken < width:
-        if not is_safe(channels[at], needs):
-            at += 1
-            continue
-        start = at
-        while at < len(channels) and is_safe(channels[at], needs) and taken < width:
-            at, taken = at + 1, taken + 1
-        lines.append(f"- {{from: {name}, at: [{start}, {at}]}}")
+def _by_runs(feature: Feature, channels: list[Channel], needs: PolicyNeeds, width: int) -> list[str] | None:
+    """Positions, where there is no field table: those whose names tell a first choice, else the first safe."""
+    safe = [channel.index for channel in channels if is_safe(channel, needs)]
+    names = feature.names or ()
+    starts = [field.replace("/", "_") for field in _FIRST_CHOICE]
+    named = [[i for i in safe if i < len(names) and names[i].startswith(start)] for start in starts]
+    chosen = named if any(named) and sum(map(len, named)) <= width else [safe[:width]]
+    lines = []
+    for start, stop in (run for indices in chosen for run in _runs(indices)):
+        said = f"  # {names[start]} to {names[stop - 1]}" if names else ""
+        lines.append(f"- {{from: {feature.name}, at: [{start}, {stop}]}}{said}")
     return lines or None
+
+
+def _runs(indices: list[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as half-open runs."""
+    runs: list[tuple[int, int]] = []
+    for i in indices:
+        if runs and runs[-1][1] == i:
+            runs[-1] = (runs[-1][0], i + 1)
+        else:
+            runs.append((i, i + 1))
+    return runs

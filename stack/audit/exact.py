@@ -31,6 +31,11 @@ def usable_rows(evidence: Evidence, name: str) -> NDArray[np.int64]:
     return np.flatnonzero(good)
 
 
+def whole_column(evidence: Evidence, name: str) -> bool:
+    """Whether every row of the column is usable."""
+    return len(usable_rows(evidence, name)) == evidence.rows.count
+
+
 def exact_stats(evidence: Evidence, name: str) -> Stats | None:
     """Pooled statistics over all usable rows, flat (D,); None where there are no numbers."""
     if name not in evidence.exact:

@@ -83,7 +83,7 @@ def _locate_v2(evidence: Evidence) -> Layout:
     chunks = evidence.info.get("chunks_size")
     chunks = chunks if isinstance(chunks, int) and chunks > 0 else CHUNKS_SIZE
     used: set[str] = set()
-    for episode in dict.fromkeys(listed) if listed else sorted(numbered):
+    for episode in sorted(set(listed) if listed else numbered):
         values = {"episode_chunk": episode // chunks, "episode_index": episode}
         expected = _resolve(layout, "data_path", _template(evidence, "data_path"), **values)
         file = _pick(layout, "data_path", expected, data, numbered.get(episode, []), episode)

@@ -61,13 +61,16 @@ class Column:
         return 0 if self.values is None else int(self.values.shape[1])
 
     def whole_numbers(self) -> NDArray[np.int64] | None:
-        """(N,) the one-wide column as whole numbers, or None where some row is not one."""
-        if self.values is None or self.width != 1 or not self.present.all():
+        """(N,) the one-wide column as whole numbers, 0 where absent; None where a present row is not one."""
+        if self.values is None or self.width != 1:
             return None
         flat = self.values[:, 0]
-        if flat.dtype.kind == "f" and not (np.isfinite(flat).all() and (flat == np.rint(flat)).all()):
+        if flat.dtype.kind != "f":
+            return flat.astype(np.int64)
+        own = flat[self.present]
+        if not (np.isfinite(own).all() and (own == np.rint(own)).all() and (np.abs(own) < 2.0**62).all()):
             return None
-        return flat.astype(np.int64)
+        return np.where(self.present, flat, 0).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def load_rows(evidence: Evidence) -> Rows:
             continue
         rows = parquet.metadata.num_rows
         doubled += [(relative, name) for name in twice]
-        for name in names:
+        for name in dict.fromkeys(names):
             kept = schema.field(name).type if name not in twice else pa.null()
             types.setdefault(name, {}).setdefault(kept, relative)
             parts.setdefault(name, []).append(
@@ -268,7 +271,7 @@ def _spans(
                 yield Span(episode, relative, start, rows)
         return
     column = columns.get("episode_index")
-    numbers = column.whole_numbers() if column else None
+    numbers = column.whole_numbers() if column is not None and column.present.all() else None
     if numbers is None:
         listed = [(e.index, e.length) for e in evidence.episodes if e.index is not None and e.length]
         numbers = np.repeat([i for i, _ in listed], [n for _, n in listed]) if listed else None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.declared import channel_name, vector_features
-from stack.audit.exact import exact_stats, stored_vector
+from stack.audit.exact import exact_stats, stored_vector, whole_column
 from stack.audit.kinds import Case, check, kind
 from stack.dataset.stats import Stats
 from stack.faults import Fault, Place
@@ -72,7 +72,7 @@ def quantiles_true(case: Case) -> Iterator[Fault]:
     for name, feature in vector_features(evidence.features).items():
         exact = exact_stats(evidence, name)
         entry = (evidence.stats or {}).get(name, {})
-        if exact is None:
+        if exact is None or not whole_column(evidence, name):
             continue
         q01, q99 = (stored_vector(entry, stat, exact.q01.size) for stat in ("q01", "q99"))
         if q01 is None or q99 is None or not (np.isfinite(q01).all() and np.isfinite(q99).all()):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stack.audit.exact import as_numbers, exact_stats, stored_vector
+from stack.audit.exact import as_numbers, exact_stats, stored_vector, whole_column
 from stack.audit.kinds import Case, check, kind
 from stack.dataset.model import INDEX_FEATURES, Feature
 from stack.faults import Fault, Place, Severity
@@ -203,7 +203,8 @@ def stats_true(case: Case) -> Iterator[Fault]:
         if count is not None and count.size and (count <= 0).all():
             continue
         if entry.episode is None:
-            exact = exact_stats(evidence, name)
+            # Rows that are not finite are told as such; the rest would differ from the statistics of all.
+            exact = exact_stats(evidence, name) if whole_column(evidence, name) else None
             right = {stat: getattr(exact, stat).reshape(-1) for stat in _BASIC} if exact else None
         else:
             own = spans.get(entry.episode, [])

@@ -115,9 +115,10 @@ def task_use(case: Case) -> Iterator[Fault]:
         return
     used: dict[int, set[int]] = {}
     for span in rows.spans:
+        there = column.present[span.start : span.start + span.count]
         own = numbers[span.start : span.start + span.count]
-        used.setdefault(span.episode, set()).update(int(n) for n in np.unique(own))
-        unknown = np.flatnonzero(~np.isin(own, [t for t in texts if t is not None]))
+        used.setdefault(span.episode, set()).update(int(n) for n in np.unique(own[there]))
+        unknown = np.flatnonzero(there & ~np.isin(own, [t for t in texts if t is not None]))
         if len(unknown):
             yield OUT_OF_RANGE.fault(
                 f"{len(unknown)} rows of episode {span.episode} have task_index {int(own[unknown[0]])};"

@@ -22,7 +22,7 @@ def safe_slice(features: dict[str, Feature], channels: Sequence[Channel], needs:
     lines = ["features:"]
     for name, width in ((STATE, needs.max_state_dim), (ACTION, needs.max_action_dim)):
         own = [channel for channel in channels if channel.feature == name]
-        if not own:
+        if not own or name not in features:
             continue
         part = _by_fields(features[name], own, needs, width) or _by_runs(features[name], own, needs, width)
         if part is None:
@@ -56,7 +56,7 @@ def _by_fields(feature: Feature, channels: list[Channel], needs: PolicyNeeds, wi
 
 
 def _by_runs(feature: Feature, channels: list[Channel], needs: PolicyNeeds, width: int) -> list[str] | None:
-    """Positions, where there is no field table: those whose names tell a first choice, else the first safe."""
+    """Positions, where there is no field table: names that tell a first choice, else the first safe."""
     safe = [channel.index for channel in channels if is_safe(channel, needs)]
     names = feature.names or ()
     starts = [field.replace("/", "_") for field in _FIRST_CHOICE]

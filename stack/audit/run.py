@@ -74,8 +74,11 @@ def audit(
         else:
             codes = tuple(kind.code for kind in check.kinds)
             ran.append(Ran(check.name, check.title, codes, len(found), time.perf_counter() - before))
+    facts, broke = _facts_or_less(evidence)
+    if broke:
+        faults.append(UNCHECKED_CHECK.fault(f"counting broke off: {broke}"))
     return AuditReport(
-        facts=_facts(evidence),
+        facts=facts,
         faults=tuple(fold(faults)),
         ran=tuple(ran),
         not_run=tuple(not_run),
@@ -100,7 +103,7 @@ def _run(check: Check, case: Case) -> tuple[list[Fault], str]:
         for fault in check.function(case):
             found.append(fault)
     except Exception as error:  # a check that dies on some dataset must not hide what the others find
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = _why(error)
         found.append(
             UNCHECKED_CHECK.fault(f"'{check.title}' broke off: {why}", where=Place(feature=check.name))
         )
@@ -115,6 +118,20 @@ def _channels(evidence: Evidence, policy: PolicyNeeds | None) -> tuple[Channel, 
         return tuple(channels(evidence, policy))
     except Exception:  # told by the checks that need them
         return ()
+
+
+def _facts_or_less(evidence: Evidence) -> tuple[DatasetFacts, str]:
+    """The facts, or their empty form and why."""
+    try:
+        return _facts(evidence), ""
+    except Exception as error:  # what breaks the counting has broken checks too, which say more
+        name = evidence.root.resolve().name
+        empty = DatasetFacts(name, None, None, None, 0, 0, None, None, (), {}, (), 0, 0)
+        return empty, _why(error)
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _facts(evidence: Evidence) -> DatasetFacts:

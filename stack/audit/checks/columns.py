@@ -103,6 +103,7 @@ EXTRA = kind(
     "state: the policy's inputs and outputs are not those that were meant, and each needs statistics",
     mend="in the dataset manifest list under `features:` only those that the policy shall see",
 )
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}  # by arrow's names
 _NUMPY_NUMBERS = {
     "float16",
     "float32",
@@ -202,10 +203,10 @@ def _typed(feature: Feature, stored: pa.DataType, file: str) -> Iterator[Fault]:
     declared = feature.dtype
     if declared in _NUMPY_NUMBERS:
         numeric = pa.types.is_integer(leaf) or pa.types.is_floating(leaf) or pa.types.is_boolean(leaf)
-        got = "bool" if pa.types.is_boolean(leaf) else str(leaf.to_pandas_dtype().__name__) if numeric else ""
+        got = _NUMPY_NAMES.get(str(leaf), str(leaf))
         if not numeric:
             yield DTYPE.fault(f"{feature.name} is declared {declared}, but stored as {stored}", where=place)
-        elif got.rstrip("_") != declared:
+        elif got != declared:
             lossy = pa.types.is_floating(leaf) and "float" not in declared
             yield DTYPE.fault(
                 f"{feature.name} is declared {declared}, but stored as {stored}"

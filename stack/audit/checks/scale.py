@@ -25,9 +25,9 @@ EXTREME = kind(
     also={"warning": "for actions between the two limits, and for states"},
 )
 STATE_CONSEQUENCE = (
-    "pi0.5 writes the state into the prompt as one of 256 bins over [-1, 1] and silently cuts off what "
-    "lies beyond: these values cannot be told apart. A policy that takes the state as a vector gets inputs of this "
-    "magnitude"
+    "pi0.5 writes the state into the prompt as one of 256 bins over [-1, 1] and silently cuts off what lies "
+    "beyond: these values cannot be told apart. A policy that takes the state as a vector gets inputs of "
+    "this magnitude"
 )
 CONSTANT = kind(
     "channel-constant",

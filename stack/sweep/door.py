@@ -47,13 +47,14 @@ def sweep(
         out: gets result.json, a journal, and `points/d<devices>-b<batch>/` with a journal for each point.
 
     Raises:
-        BadRequest: the manifest has no `sweep`, or data or models are not there.
+        BadRequest: the manifest has no `sweep` or names a point twice, or data or models are not there.
         NotAble: lerobot is not installed.
         Interrupted: a signal came.
     """
     run = loaded.manifest
     if run.sweep is None:
         raise BadRequest("sweep-missing", "the manifest has no 'sweep:'", where=str(loaded.file))
+    _refuse_doubles(run.sweep)
     job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out)
     lines.detect_line()
     out.mkdir(parents=True, exist_ok=True)
@@ -77,6 +78,13 @@ def sweep(
         shutil.rmtree(out / HOME, ignore_errors=True)
     log(result.table())
     return result
+
+
+def _refuse_doubles(settings: Sweep) -> None:
+    points = [(group.devices, batch) for group in settings.groups for batch in group.batches]
+    for devices, batch in points:
+        if points.count((devices, batch)) > 1:
+            raise BadRequest("sweep-point-twice", f"batch {batch} on {devices} device(s) is named twice in 'sweep:'")
 
 
 def _points(job: Job, settings: Sweep, parent: str, log: Callable[[str], None]) -> list[Point]:

@@ -6,29 +6,24 @@ curve, or, under `final/`, one that belongs into the table of runs.
 
 from __future__ import annotations
 
-PREFIX = "stack/"
 DATA = "stack/data"
 SWEEP = "stack/sweep"
 TRAIN = "stack/train"
 REPRODUCE = "stack/reproduce"
 
 EXPERIMENTS: dict[str, str] = {
-    DATA: "Prepared datasets: counts, provenance and audit of each `stack prepare`.",
+    DATA: "prepared datasets: counts, provenance and audit of each `stack prepare`.",
     SWEEP: (
-        "Batch-size sweeps. A parent run a sweep, a nested run a point. Compare the points by "
-        "`final/samples_per_s` and `final/peak_memory_bytes`; `stack.outcome = oom` ran out of memory."
+        "batch-size sweeps, a parent run a sweep, a nested run a point. Select the points and compare "
+        "`final/samples_per_s` and `final/peak_memory_bytes`; the outcome `oom` ran out of memory."
     ),
-    TRAIN: (
-        "Fine-tunings. Look first at `train/loss`, then at `final/` in the table; filter by the tags "
-        "`stack.dataset`, `stack.device`, `stack.outcome`."
-    ),
+    TRAIN: "fine-tunings. Open a run, then its metric `train/loss`; filter by the tags `stack.*`.",
     REPRODUCE: (
-        "Whole chains, from deliveries to a verdict. A parent run a `stack reproduce`, with its "
-        "preparation, sweep and training nested below; the tag `stack.verdict` says how it compares with "
-        "what the manifest expects, and the artifact `verdict.html` why."
+        "whole chains, from deliveries to a verdict; preparation, sweep and training are nested below. "
+        "`stack.verdict` says how a run compares with what its manifest expects, `verdict.html` why."
     ),
 }
-"""What each experiment is for, as its page says; Markdown."""
+"""What each experiment is for, as its page says after a link to its table; Markdown."""
 
 # Tags. Those that the shipper sets come first; the others are for the writers of journals.
 RUN_ID = "stack.run_id"
@@ -64,6 +59,41 @@ FINAL_LOSS = "final/loss"
 FINAL_STEP_S = "final/step_s"
 FINAL_SAMPLES_PER_S = "final/samples_per_s"
 FINAL_PEAK_MEMORY_BYTES = "final/peak_memory_bytes"
+
+
+_SPEEDS = (f"metrics.`{FINAL_SAMPLES_PER_S}`", f"metrics.`{FINAL_STEP_S}`")
+VIEWS: dict[str, tuple[str, ...]] = {
+    DATA: (f"tags.`{OUTCOME}`", "metrics.`final/episodes`", "metrics.`final/frames`"),
+    SWEEP: (
+        f"tags.`{OUTCOME}`",
+        "params.`devices`",
+        "params.`batch`",
+        *_SPEEDS,
+        f"metrics.`{FINAL_PEAK_MEMORY_BYTES}`",
+    ),
+    TRAIN: (
+        f"tags.`{OUTCOME}`",
+        f"metrics.`{FINAL_LOSS}`",
+        *_SPEEDS,
+        "params.`train.global_batch`",
+        "params.`train.steps`",
+        f"tags.`{DATASET}`",
+        f"tags.`{DEVICE}`",
+    ),
+    REPRODUCE: (
+        f"tags.`{VERDICT}`",
+        f"tags.`{OUTCOME}`",
+        f"metrics.`{FINAL_LOSS}`",
+        *_SPEEDS,
+        "params.`global_batch`",
+        f"tags.`{DATASET}`",
+        f"tags.`{DEVICE}`",
+    ),
+}
+"""The columns that each experiment's table shows, in MLflow's own notation."""
+
+FIRST_TAGS = (VERDICT, OUTCOME, DATASET, DEVICE, IMAGE, KIND)
+"""Tags that a run's page shows first."""
 
 
 def kind_of(experiment: str) -> str:

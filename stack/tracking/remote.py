@@ -1,12 +1,13 @@
 """The tracking server as the shipper sees it. The only module that imports MLflow.
 
-Every call has a short time-out and a bounded number of tries; what is left over is a `NotAble` that names the
-server. Calls may be tried twice on the server's side, so each is one that can be repeated; `create_run`, which
-cannot, is searched for again before it is tried again.
+Every call has a short time-out and a bounded number of tries; what is left over is a `NotAble` that names
+the server. A call whose answer was lost is tried again, so each is one that can be repeated; `create_run`,
+which cannot, searches for the run before it makes one.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -29,7 +30,19 @@ ENTRIES_A_BATCH = 100
 TEXT_BYTES_A_BATCH = 400_000  # a request of more than 1,000,000 bytes is refused
 TAG_OF_INPUT_CHARACTERS = 500
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-ML_VIEW = {"mlflow.experimentKind": "custom_model_development"}  # else the page opens as one for chat agents
+ML_MODE = "workflowType=machine_learning"  # else pages open in the mode for chat agents
+VIEW = "stack"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+
+VIEW_DEFAULTS = {  # the state that the page itself would share; source: MLflow's user interface
+    "searchFilter": "",
+    "orderByKey": "attributes.start_time",
+    "orderByAsc": False,
+    "startTime": "ALL",
+    "lifecycleFilter": "Active",
+    "modelVersionFilter": "All Runs",
+    "datasetsFilter": [],
+}
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -58,7 +71,11 @@ class Remote:
         self._experiments: dict[str, str] = {}
 
     def url(self, experiment_id: str, mlflow_run_id: str) -> str:
-        return f"{self.uri}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+        return f"{self.uri}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{ML_MODE}"
+
+    def table_url(self, experiment_id: str) -> str:
+        """The table of an experiment's runs with the columns of `names.VIEWS`."""
+        return f"{self.uri}/{_table(experiment_id)}"
 
     def experiment(self, name: str) -> str:
         """The id of an experiment, made with its description where it is not there yet."""
@@ -73,15 +90,24 @@ class Remote:
             self._call(self._client.delete_run, double.info.run_id)
         return found[0] if found else None
 
-    def create_run(self, experiment_id: str, run_id: str, name: str, start_ms: int, user: str | None) -> Any:
-        tags = {names.RUN_ID: run_id, **({"mlflow.user": user} if user else {})}
+    def running_children(self, run_id: str) -> list[Any]:
+        """MLflow runs below the journal's `run_id` that the server believes to be running."""
+        where = f"tags.`{names.PARENT}` = '{run_id}' AND attributes.status = 'RUNNING'"
+        return list(self._call(self._search_all, where))
+
+    def create_run(
+        self, experiment_id: str, run_id: str, name: str, start_ms: int, tags: Mapping[str, str]
+    ) -> Any:
+        """A new run; its page shows tags in the order given here, those set later after them."""
 
         def create() -> Any:
             # A lost answer may have made the run already.
             found = self._search(run_id)
             if found:
                 return found[0]
-            return self._client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=name)
+            return self._client.create_run(
+                experiment_id, start_time=start_ms, tags={**tags, names.RUN_ID: run_id}, run_name=name
+            )
 
         return self._call(create)
 
@@ -140,17 +166,14 @@ class Remote:
     def _find_or_make_experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
 
-        wanted = {**ML_VIEW}
-        if name in names.EXPERIMENTS:
-            wanted[names.DESCRIPTION] = names.EXPERIMENTS[name]
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:
-                return str(self._client.create_experiment(name, tags=wanted))
+                self._client.create_experiment(name)
             except MlflowException as error:
+                # Another shipper was quicker, or a first try of ours that was not answered.
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            # Another shipper was quicker, or a first try of ours that was not answered.
             found = self._client.get_experiment_by_name(name)
         if found is None or found.lifecycle_stage != "active":
             raise NotAble(
@@ -159,14 +182,27 @@ class Remote:
                 where=self.uri,
                 do="restore it: `mlflow experiments restore`, or delete it for good with `mlflow gc`",
             )
-        for key in wanted.keys() - found.tags.keys():
-            self._client.set_experiment_tag(found.experiment_id, key, wanted[key])
+        self._describe(found, name)
         return str(found.experiment_id)
 
+    def _describe(self, experiment: Any, name: str) -> None:
+        """Say what the experiment is for, unless a person has said it already, and bring our columns."""
+        if name in names.EXPERIMENTS and not experiment.tags.get(names.DESCRIPTION):
+            link = f"[**Open the table with its columns**]({_table(experiment.experiment_id)})"
+            text = f"{link}: {names.EXPERIMENTS[name]}"
+            self._client.set_experiment_tag(experiment.experiment_id, names.DESCRIPTION, text)
+        if name in names.VIEWS:
+            view = json.dumps({**VIEW_DEFAULTS, "selectedColumns": names.VIEWS[name]})
+            if experiment.tags.get(VIEW_TAG) != view:
+                self._client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, view)
+
     def _search(self, run_id: str) -> list[Any]:
-        ids = [experiment.experiment_id for experiment in self._client.search_experiments()]
-        found = self._client.search_runs(ids, f"tags.`{names.RUN_ID}` = '{run_id}'") if ids else []
+        found = self._search_all(f"tags.`{names.RUN_ID}` = '{run_id}'")
         return sorted(found, key=lambda run: str(run.info.run_id))
+
+    def _search_all(self, where: str) -> list[Any]:
+        ids = [experiment.experiment_id for experiment in self._client.search_experiments()]
+        return list(self._client.search_runs(ids, where)) if ids else []
 
     def _wait_for_health(self) -> None:
         # MLflow's own tries are slow to give up; a server that is away is told in seconds.
@@ -201,6 +237,10 @@ class Remote:
             where=self.uri,
             do="what is in the journal stays there; ship again when this is mended",
         )
+
+
+def _table(experiment_id: str) -> str:
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{ML_MODE}"
 
 
 def away(uri: str, error: BaseException) -> NotAble:

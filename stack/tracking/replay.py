@@ -275,8 +275,9 @@ def _finish(result: Replay, process: Mapping[str, Any]) -> None:
     result.tags[names.ATTEMPT] = str(result.attempts)
     result.tags.setdefault("mlflow.source.name", f"stack {result.tags[names.KIND]}")
     result.tags.setdefault("mlflow.source.type", "LOCAL")
-    if names.GIT in result.tags:
-        result.tags.setdefault("mlflow.source.git.commit", result.tags[names.GIT])
+    revision = result.tags.get(names.GIT, "").partition(" ")[0]
+    if re.fullmatch(r"[0-9a-f]{7,64}", revision):
+        result.tags.setdefault("mlflow.source.git.commit", revision)
     if result.parent is not None:
         result.tags[names.PARENT] = result.parent
     if result.events_count > EVENTS_KEPT:

@@ -154,7 +154,7 @@ def serve(store: Path, *, port: int | None = None, log: Log) -> None:
     try:
         while True:
             with Server.start(store, port=port, log=log) as server:
-                log(f"open {server.uri} in a browser; Ctrl-C ends")
+                log(f"open {server.uri}/#/experiments?workflowType=machine_learning ; Ctrl-C ends")
                 while server.is_alive:
                     time.sleep(0.5)
                 if server.started_here:
@@ -200,7 +200,7 @@ def _read_state(store: Path) -> dict[str, Any] | None:
 
 
 def _running(store: Path) -> Server | None:
-    """The server of `server.json`, if that very process lives and answers; a stale file counts for nothing."""
+    """The server of `server.json`, if that very process lives and answers; a stale file says nothing."""
     state = _read_state(store)
     if state is None or started_ticks(state["pid"]) != state["started"]:
         return None
@@ -222,9 +222,9 @@ def _spawn(store: Path, port: int | None) -> Server:
     with _bind(port) as listening, (store / SERVER_LOG).open("wb") as log_file:
         uri = f"http://{HOST}:{listening.getsockname()[1]}"
         reading, writing = os.pipe()
+        arguments = [str(store), str(listening.fileno()), str(reading)]
         child = subprocess.Popen(
-            [sys.executable, "-m", "stack.tracking.mlflow_app", str(store)]
-            + [str(listening.fileno()), str(reading)],
+            [sys.executable, "-m", "stack.tracking.mlflow_app", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,

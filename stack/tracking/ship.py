@@ -1,10 +1,10 @@
 """The shipper: replays the journals of a run folder into a tracking server.
 
 It may run beside the run, afterwards, again, or on another machine from the copied folder. Replaying is
-idempotent: a run is found by its tag `stack.run_id`; a metric that the server has already, by key, step, time
-and value, is not added again; parameters, tags, inputs and artifacts are compared with what is there. The file
-`.shipped.json` beside a journal only saves work; it is believed when the server names the same run and the
-same number of bytes.
+idempotent: a run is found by its tag `stack.run_id`; a metric that the server has already, by key, step,
+time and value, is not added again; parameters, tags, inputs and artifacts are compared with what is there.
+The file `.shipped.json` beside a journal only saves work; it is believed when the server names the same run
+and the same number of bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +25,13 @@ from stack.files import canonical_json, sha256_file, write_json
 from stack.tracking import names
 from stack.tracking.journal import JOURNAL
 from stack.tracking.remote import Remote
-from stack.tracking.replay import TAG_CHARACTERS, Replay, changed_text, cut, replay
+from stack.tracking.replay import OUTCOMES, TAG_CHARACTERS, Replay, changed_text, cut, replay
 
 WATERMARK = ".shipped.json"
 LOCK_WAIT_S = 120.0
 ARTIFACT_LIMIT_BYTES = 64 << 20
 EVENTS = "events.json"
+VANISHED = "its journal is gone, and the run above it has ended"
 
 Log = Callable[[str], None]
 
@@ -52,9 +54,10 @@ class ShippedRun:
 
 @dataclass(frozen=True)
 class ShipReport:
-    """What a call of `ship` did; `runs` has parents before children."""
+    """What a call of `ship` did; `runs` has parents before children, `url` shows the first one's table."""
 
     server: str
+    url: str
     runs: tuple[ShippedRun, ...]
     duration_s: float
 
@@ -64,7 +67,7 @@ class ShipReport:
 
     def to_json(self) -> dict[str, Any]:
         runs = [{**vars(run), "folder": str(run.folder), "notes": list(run.notes)} for run in self.runs]
-        return {"server": self.server, "runs": runs, "duration_s": self.duration_s}
+        return {"server": self.server, "url": self.url, "runs": runs, "duration_s": self.duration_s}
 
 
 @dataclass
@@ -102,7 +105,9 @@ def ship(folder: Path, server: str, *, log: Log | None = None) -> ShipReport:
         log(f"{run.name}: {run.status}, {run.points_sent} points and {run.artifacts_sent} files sent")
         for note in run.notes:
             log(f"{run.name}: {note}")
-    return ShipReport(remote.uri, tuple(runs.values()), time.monotonic() - started)
+    _close_vanished(runs, remote, log)
+    top = next(iter(runs.values())).experiment_id
+    return ShipReport(remote.uri, remote.table_url(top), tuple(runs.values()), time.monotonic() - started)
 
 
 def _say_nothing(line: str) -> None:
@@ -191,19 +196,36 @@ def _ship_one(path: Path, head: Replay, root: Path, remote: Remote) -> ShippedRu
 
 def _create(head: Replay, parent: Any | None, remote: Remote) -> Any:
     experiment_id = parent.info.experiment_id if parent else remote.experiment(head.experiment)
+    first = {key: head.tags[key] for key in names.FIRST_TAGS if key in head.tags}
+    rest = {key: value for key, value in head.tags.items() if key not in (names.RUN_ID, names.OUTCOME)}
+    outcome = {names.OUTCOME: OUTCOMES["RUNNING"]}
     return remote.create_run(
-        experiment_id, head.run_id, head.name, head.start_ms, head.tags.get("mlflow.user")
+        experiment_id, head.run_id, head.name, head.start_ms, {**outcome, **first, **rest, **outcome}
     )
+
+
+def _close_vanished(shipped: Mapping[str, ShippedRun], remote: Remote, log: Log) -> None:
+    """End runs whose journal is gone, for instance with the unfinished folder of a stage that was begun anew.
+
+    Nothing will ever end them; they are known by being below a run that has ended itself.
+    """
+    here = {run.mlflow_run_id for run in shipped.values()}
+    for run in shipped.values():
+        if run.status == "RUNNING":
+            continue
+        for child in remote.running_children(run.run_id):
+            if child.info.run_id in here:
+                continue
+            remote.set_tags(child.info.run_id, {names.OUTCOME: "killed", names.NOTES: VANISHED})
+            remote.set_status(child.info.run_id, "KILLED", None)
+            log(f"{child.info.run_name}: KILLED; {VANISHED}")
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the journal against other shippers; its writer takes no lock and is not held up."""
-    try:
-        file = path.open("r+b")  # on network file systems an exclusive lock needs a file open for writing
-    except PermissionError:
-        file = path.open("rb")
-    with file:
+    # On network file systems an exclusive lock needs a file open for writing.
+    with path.open("r+b" if os.access(path, os.W_OK) else "rb") as file:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from stack.files import sha256_file
 from stack.manifests import Loaded, ModelsManifest, RunManifest
 from stack.manifests.run import ToyDims
+from stack.train.job import Job, make_job
 
 EPISODES, LENGTH, FPS, WIDTH = 5, 24, 10, 16
 CAMERAS = {"observation.images.head": (48, 64), "observation.images.hand": (56, 56)}
@@ -30,6 +32,24 @@ def offline_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hf-home")))
     yield
     patch.undo()
+
+
+@pytest.fixture(scope="session")
+def toys() -> Any:
+    """Helpers of this file, for test modules: fixtures cannot be imported from a conftest."""
+    return types.SimpleNamespace(
+        record=record,
+        state_at=state_at,
+        models_manifest=models_manifest,
+        make_job=make_test_job,
+        run_here=run_here,
+        run_manifest=run_manifest,
+        World=World,
+        STATE_NAMES=STATE_NAMES,
+        EPISODES=EPISODES,
+        LENGTH=LENGTH,
+        WIDTH=WIDTH,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -131,6 +151,25 @@ def models_manifest(mirror: Path, golden_ids: tuple[int, ...]) -> ModelsManifest
             },
         }
     )
+
+
+def make_test_job(world: World, out: Path, *, is_resume: bool = False, **changes: Any) -> Job:
+    out.mkdir(parents=True, exist_ok=True)
+    run = run_manifest(**changes).manifest
+    dataset = world.dataset
+    return make_job(
+        run, dataset=dataset, mirror=world.mirror, models=world.models, out=out, is_resume=is_resume
+    )
+
+
+def run_here(job: Job, should_stop: Callable[[], bool] = lambda: False) -> tuple[Any, Any]:
+    """The child's work in this process: (Session, Run)."""
+    from stack.devices import open_device
+    from stack.train.loop import open_session, train_loop
+    from stack.train.ranks import Ranks
+
+    session = open_session(job, open_device("cpu"), Ranks(), lambda _kind, **_details: None)
+    return session, train_loop(session, lambda _kind, **_details: None, should_stop)
 
 
 def run_manifest(**changes: Any) -> Loaded[RunManifest]:

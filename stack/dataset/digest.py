@@ -11,7 +11,7 @@ import numpy as np
 from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.rows import column_array, column_names, text_column
-from stack.dataset.selection import Recipe, frame_tasks
+from stack.dataset.selection import Recipe, frame_tasks, refuse_image_cameras
 from stack.dataset.video import clip_digest
 from stack.errors import BadRequest
 
@@ -38,6 +38,7 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1) -> str:
     Raises:
         BadRequest: rows or clips that cannot be read, or a feature that episodes store in other forms.
     """
+    refuse_image_cameras(dataset)
     features = {
         name: feature
         for name, feature in sorted(dataset.features.items())

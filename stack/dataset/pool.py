@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -14,15 +15,23 @@ from typing import TypeVar
 
 from stack.errors import BadRequest, WorkFailed
 
+WORTH_A_START_S = 1.0  # a worker takes about this long to import what it needs
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Pool:
-    """Maps functions over items, in this process or over an executor that is started when first needed."""
+    """Maps functions over items, in this process or over an executor that is started when first needed.
 
-    def __init__(self, jobs: int) -> None:
+    Args:
+        jobs: processes; 1 works in this process.
+        patient: work that this process finishes within `WORTH_A_START_S` starts no others.
+    """
+
+    def __init__(self, jobs: int, *, patient: bool = False) -> None:
         self._jobs = jobs
+        self._patience_s = WORTH_A_START_S if patient else 0.0
         self._executor: Executor | None = None
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
@@ -30,11 +39,20 @@ class Pool:
         if self._jobs == 1 or (self._executor is None and len(items) < 2):
             yield from map(work, items)
             return
-        if self._executor is None:
+        done, started_s = 0, time.monotonic()
+        while self._executor is None and done < len(items):
+            if time.monotonic() - started_s >= self._patience_s:
+                break
+            yield work(items[done])
+            done += 1
+        yield from self._map_over_processes(work, items[done:])
+
+    def _map_over_processes(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        if self._executor is None and items:
             # Not fork: the caller may hold threads (Arrow's), and a forked child inherits their locks.
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self._jobs, mp_context=context, initializer=_end_with_parent)
-        futures = [self._executor.submit(work, item) for item in items]
+        futures = [self._executor.submit(work, item) for item in items] if self._executor else []
         try:
             for future in futures:
                 yield future.result()
@@ -70,10 +88,11 @@ def open_pool(jobs: Jobs) -> Iterator[Pool]:
     if isinstance(jobs, Pool):
         yield jobs
         return
+    patient = jobs is None
     count = jobs if jobs is not None else len(os.sched_getaffinity(0))
     if count < 1:
         raise BadRequest("jobs-below-one", f"jobs must be at least 1, not {count}")
-    pool = Pool(count)
+    pool = Pool(count, patient=patient)
     try:
         yield pool
     finally:

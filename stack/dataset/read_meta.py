@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def read_info(root: Path) -> dict[str, Any]:
     if not isinstance(info, dict) or not isinstance(info.get("features"), dict) or not info["features"]:
         raise BadRequest("dataset-info-no-features", "meta/info.json declares no features", where=str(file))
     fps = info.get("fps")
-    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not fps > 0:
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
         raise BadRequest(
             "dataset-info-no-fps", f"fps must be a positive number, not {fps!r}", where=str(file)
         )
@@ -84,12 +85,11 @@ def _shape(name: str, raw: dict[str, Any], notes: Notes) -> tuple[int, ...]:
     shape = raw.get("shape")
     if isinstance(shape, int):
         shape = [shape]
-    if not isinstance(shape, (list, tuple)) or not all(
-        isinstance(size, (int, float)) and size == int(size) and size > 0 for size in shape
-    ):
+    sizes = [whole_number(size) for size in shape] if isinstance(shape, (list, tuple)) else [None]
+    if not all(size is not None and size > 0 for size in sizes):
         notes.append(("shape-unreadable", f"{name}: shape {shape!r}; taken as one value a frame"))
         return (1,)
-    return tuple(int(size) for size in shape) or (1,)
+    return tuple(size for size in sizes if size is not None) or (1,)
 
 
 def _height_first(name: str, shape: tuple[int, ...], notes: Notes) -> tuple[int, ...]:
@@ -134,6 +134,13 @@ def _fields(
     return fields
 
 
+def whole_number(value: object) -> int | None:
+    """An integer, however it is stored; None for anything else, NaN and infinity included."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if math.isfinite(value) and value == int(value) else None
+
+
 def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file; blank lines are skipped.
 
@@ -170,15 +177,12 @@ def read_tasks(root: Path, notes: Notes) -> dict[int, str]:
         notes.append(("tasks-missing", "there is no task table in meta/"))
         return {}
     tasks: dict[int, str] = {}
-    for key, text in pairs:
-        if not isinstance(key, (int, float)) or key != int(key) or not isinstance(text, str):
-            notes.append(("task-unreadable", f"task_index {key!r} with text {text!r} is left out"))
-        elif int(key) in tasks and tasks[int(key)] != text:
-            notes.append(
-                ("task-index-twice", f"task_index {int(key)} is both '{tasks[int(key)]}' and '{text}'")
-            )
-        else:
-            tasks[int(key)] = text
+    for given, text in pairs:
+        key = whole_number(given)
+        if key is None or not isinstance(text, str):
+            notes.append(("task-unreadable", f"task_index {given!r} with text {text!r} is left out"))
+        elif tasks.setdefault(key, text) != text:
+            notes.append(("task-index-twice", f"task_index {key} is both '{tasks[key]}' and '{text}'"))
     return tasks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stack.dataset.missing import note_missing_columns
 from stack.dataset.model import ClipRef, Dataset, Episode, Feature, Origin, RowsRef
-from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, task_texts
+from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, task_texts, whole_number
 from stack.errors import BadRequest
 
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
@@ -41,7 +41,7 @@ def read_episodes_v2(
         with open_parquet(file) as parquet:
             length = parquet.metadata.num_rows
         entry = listed.get(index, {})
-        if isinstance(entry.get("length"), (int, float)) and entry["length"] != length:
+        if whole_number(entry.get("length")) not in (None, length):
             notes.append(
                 ("length-differs", f"episode {index}: {entry['length']} frames listed, {length} rows")
             )
@@ -134,8 +134,8 @@ def _choose(
 
 
 def _resolve(root: Path, template: str, info: Mapping[str, Any], episode: int, camera: str) -> Path | None:
-    size = info.get("chunks_size")
-    chunk = episode // int(size) if isinstance(size, (int, float)) and size >= 1 else 0
+    size = whole_number(info.get("chunks_size"))
+    chunk = episode // size if size is not None and size >= 1 else 0
     keys = {"episode_chunk": chunk, "chunk_index": chunk, "episode_index": episode, "video_key": camera}
     try:
         return root / template.format(**keys)
@@ -152,13 +152,12 @@ def _listed_episodes(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
         return {}
     listed: dict[int, dict[str, Any]] = {}
     for entry in read_json_lines(file):
-        index = entry.get("episode_index")
-        if not isinstance(index, (int, float)) or index != int(index):
-            notes.append(("episode-unreadable", f"episodes.jsonl has an entry with episode_index {index!r}"))
-        elif int(index) in listed:
-            notes.append(
-                ("episode-listed-twice", f"episode {int(index)} is listed twice; the first one counts")
-            )
+        index = whole_number(entry.get("episode_index"))
+        if index is None:
+            given = entry.get("episode_index")
+            notes.append(("episode-unreadable", f"episodes.jsonl has an entry with episode_index {given!r}"))
+        elif index in listed:
+            notes.append(("episode-listed-twice", f"episode {index} is listed twice; the first one counts"))
         else:
-            listed[int(index)] = entry
+            listed[index] = entry
     return listed

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stack.dataset.missing import note_missing_columns
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
-from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, read_table, task_texts
+from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, read_table, task_texts, whole_number
 from stack.errors import BadRequest
 
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -38,10 +41,10 @@ def read_episodes_v30(
     if extra := sorted(set(rows) - set(table)):
         notes.append(("episodes-not-listed", f"have rows but are not in the episode table: {extra}"))
     for index in sorted(set(rows) & set(table)):
-        listed = table[index].get("length")
-        if listed is not None and int(listed) != rows[index].count:
+        listed = whole_number(table[index].get("length"))
+        if listed not in (None, rows[index].count):
             notes.append(
-                ("length-differs", f"episode {index}: {int(listed)} frames listed, {rows[index].count} rows")
+                ("length-differs", f"episode {index}: {listed} frames listed, {rows[index].count} rows")
             )
     clips: dict[int, dict[str, ClipRef]] = {index: {} for index in rows}
     for camera, feature in features.items():
@@ -80,7 +83,7 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
         entries = list(read_json_lines(lines))
     by_key: dict[int, dict[str, Any]] = {}
     for entry in entries:
-        index = _whole(entry.get("episode_index"))
+        index = whole_number(entry.get("episode_index"))
         if index is None:
             notes.append(
                 ("episode-unreadable", f"an episode entry has episode_index {entry.get('episode_index')!r}")
@@ -109,16 +112,33 @@ def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict
             keyed = "episode_index" in parquet.schema_arrow.names
             if keyed:
                 column = parquet.read(columns=["episode_index"]).column("episode_index")
-        numbers = column.to_numpy().reshape(-1) if keyed else _numbers_by_position(table, position, count)
+        numbers = _flat(column, file) if keyed else _numbers_by_position(table, position, count)
         position += count
         _add_runs(file, numbers, rows)
     return rows
 
 
+def _flat(column: pa.ChunkedArray, file: Path) -> NDArray[Any]:
+    """The episode number of each row; one-element lists are opened."""
+    count = len(column)
+    while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        column = pc.list_flatten(column)
+    if len(column) != count or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise BadRequest(
+            "dataset-rows-unowned",
+            f"episode_index is stored as {column.type}, not one number a row",
+            where=str(file),
+        )
+    return np.asarray(column.to_numpy())
+
+
 def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, count: int) -> NDArray[Any]:
     numbers = np.full(count, -1, dtype=np.int64)
     for index, entry in table.items():
-        start, stop = _whole(entry.get("dataset_from_index")), _whole(entry.get("dataset_to_index"))
+        start, stop = (
+            whole_number(entry.get("dataset_from_index")),
+            whole_number(entry.get("dataset_to_index")),
+        )
         if start is not None and stop is not None:
             numbers[max(0, start - position) : max(0, min(count, stop - position))] = index
     return numbers
@@ -131,7 +151,7 @@ def _add_runs(file: Path, numbers: NDArray[Any], rows: dict[int, RowsRef]) -> No
         if start == stop:
             continue
         number = float(numbers[start])
-        if number < 0 or number != int(number):
+        if whole_number(number) is None or number < 0:
             raise BadRequest(
                 "dataset-rows-unowned",
                 f"rows {start} to {stop} belong to no episode (episode_index {number})",
@@ -167,7 +187,9 @@ def _clips(
             missing.append(index)
             continue
         start_s = entry.get(f"videos/{camera}/from_timestamp")
-        by_file.setdefault(file, []).append((float(start_s) if start_s is not None else 0.0, index))
+        if not isinstance(start_s, (int, float)) or not math.isfinite(start_s):
+            start_s = 0.0
+        by_file.setdefault(file, []).append((float(start_s), index))
     if missing:
         code = "clips-missing" if by_file else "camera-without-files"
         notes.append((code, f"{camera} has no video file for episodes {missing}"))
@@ -190,9 +212,9 @@ def _clips(
 
 
 def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping[str, Any]) -> Path | None:
-    chunk = _whole(entry.get(f"videos/{camera}/chunk_index"))
-    file = _whole(entry.get(f"videos/{camera}/file_index"))
-    index = _whole(entry.get("episode_index"))
+    chunk = whole_number(entry.get(f"videos/{camera}/chunk_index"))
+    file = whole_number(entry.get(f"videos/{camera}/file_index"))
+    index = whole_number(entry.get("episode_index"))
     keys = {
         "video_key": camera,
         "chunk_index": chunk if chunk is not None else 0,
@@ -208,10 +230,4 @@ def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping
             continue
         if path.is_file():
             return path
-    return None
-
-
-def _whole(value: object) -> int | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
-        return int(value)
     return None

@@ -92,7 +92,12 @@ class Selection:
 
 
 def select_all(dataset: Dataset) -> Selection:
-    """The whole dataset as it is, episodes renumbered without gaps: what a conversion writes."""
+    """The whole dataset as it is, episodes renumbered without gaps: what a conversion writes.
+
+    Raises:
+        BadRequest: pictures lie in the rows, or frames whose task is not known.
+    """
+    refuse_image_cameras(dataset)
     columns = {
         name: (Take(feature),)
         for name, feature in dataset.features.items()
@@ -108,7 +113,7 @@ def select_all(dataset: Dataset) -> Selection:
     features = {
         name: written_feature(feature)
         for name, feature in dataset.features.items()
-        if name not in INDEX_FEATURES and feature.dtype != "image"
+        if name not in INDEX_FEATURES
     }
     return Selection(
         dataset.name,
@@ -119,6 +124,17 @@ def select_all(dataset: Dataset) -> Selection:
         {dataset.name: recipe},
         tuple(used),
     )
+
+
+def refuse_image_cameras(dataset: Dataset) -> None:
+    """Pictures in rows are not handled yet: refuse rather than lose them without a word."""
+    for name, feature in dataset.features.items():
+        if feature.dtype == "image":
+            raise BadRequest(
+                "dataset-image-camera",
+                f"camera '{name}' keeps its pictures in the rows, which cannot be handled yet",
+                where=str(dataset.root),
+            )
 
 
 def written_feature(feature: Feature) -> Feature:

@@ -12,6 +12,7 @@ import numpy as np
 from stack.dataset.model import ClipRef, Feature
 from stack.dataset.selection import Selected, Selection
 from stack.dataset.video import VideoInfo, probe, why_not_joinable
+from stack.errors import BadRequest
 
 FILES_PER_CHUNK = 1000
 DATA_FILE_MB = 100
@@ -101,9 +102,17 @@ def plan_files(
         infos: what probing the source videos gave, where the caller has it already.
 
     Raises:
-        BadRequest: a video cannot be read.
+        BadRequest: a video is missing or cannot be read.
     """
     caps = caps or Caps()
+    for selected in selection.episodes:
+        if missing := [c for c in selection.cameras if c not in selected.episode.clips]:
+            origin = selected.episode.origin
+            raise BadRequest(
+                "write-clip-missing",
+                f"episode {origin.episode} of '{origin.dataset}' has no video of {missing[0]}",
+                do="leave the episode or the camera out",
+            )
     data = _plan_data(selection, caps)
     files: list[VideoFile] = []
     rolled: list[str] = []

@@ -198,6 +198,27 @@ def test_a_broken_line_is_named(copy: Path) -> None:
     assert caught.value.where.endswith("tasks.jsonl:3")
 
 
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 1.5, float("nan"), float("inf"), "x", [], [[]], {}, 10**30]
+)
+@pytest.mark.parametrize("key", ["fps", "features", "chunks_size", "data_path", "video_path", "robot_type"])
+def test_any_value_in_info_json_is_read_or_refused_never_a_crash(copy: Path, deliveries, key, value) -> None:
+    deliveries.edit_info(copy, lambda info: info.update({key: value}))
+    try:
+        assert len(read_dataset(copy).episodes) == 5
+    except StackError as error:
+        assert error.where.endswith("info.json")
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 1.5, float("nan"), float("inf"), "x", [], [[]], {}, 10**30]
+)
+@pytest.mark.parametrize("key", ["dtype", "shape", "names", "field_descriptions"])
+def test_any_value_in_a_feature_is_worked_around(copy: Path, deliveries, key, value) -> None:
+    deliveries.edit_info(copy, lambda info: info["features"]["observation.state"].update({key: value}))
+    assert len(read_dataset(copy).episodes) == 5
+
+
 # Rows.
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stack.dataset.digest import content_digest
+from stack.dataset.pool import open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import select_all
 from stack.dataset.video import probe
@@ -179,3 +183,30 @@ def test_a_writer_that_stamps_wrongly_is_caught(
     with pytest.raises(StackError, match="timestamp is not what was meant"):
         write_v30(select_all(read_dataset(delivery)), tmp_path / "out", jobs=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_in_rows_are_not_lost_silently(real_datasets: Path) -> None:
+    dataset = read_dataset(real_datasets / "ioai_v21_image")
+    for work in (select_all, content_digest):
+        with pytest.raises(StackError) as caught:
+            work(dataset)
+        assert caught.value.id == "dataset-image-camera"
+
+
+def test_an_episode_without_its_video_is_refused_before_writing(delivery: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(delivery, tmp_path / "copy"))
+    (root / "videos/chunk-001/observation.images.head/episode_000004.mp4").unlink()
+    with pytest.raises(StackError, match=r"episode 4 of 'copy' has no video of observation.images.head"):
+        write_v30(select_all(read_dataset(root)), tmp_path / "out", jobs=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pool_keeps_the_order_and_starts_processes_only_for_work_that_lasts() -> None:
+    # A built-in, because workers cannot import a test's own functions.
+    items = [f"(__import__('os').getpid(), {number})" for number in range(20)]
+    with open_pool(None) as pool:
+        assert {pid for pid, _ in pool.map(eval, items)} == {os.getpid()}
+    with open_pool(2) as pool:
+        done = list(pool.map(eval, items))
+    assert [number for _, number in done] == list(range(20))
+    assert os.getpid() not in {pid for pid, _ in done}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from stack.audit.declared import short_field
@@ -51,7 +52,8 @@ def _by_fields(feature: Feature, channels: list[Channel], needs: PolicyNeeds, wi
     lines = [f"- {{from: {feature.name}, field: {field}}}  # {safe[field]} channels" for field in chosen]
     others = [f"{field} ({count})" for field, count in safe.items() if field not in chosen]
     if others:
-        lines.append("# safe as well: " + ", ".join(others))
+        said = "safe as well: " + ", ".join(others)
+        lines += textwrap.wrap(said, 68, initial_indent="# ", subsequent_indent="#   ")
     return lines
 
 

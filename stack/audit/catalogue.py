@@ -40,11 +40,16 @@ def markdown() -> str:
         own = [kind for kind in kinds if kind.group == group]
         lines += [f"## {group.capitalize()}", ""]
         for kind in own:
-            lines += [f"### `{kind.code}` ({kind.severity})", f"{kind.title[0].upper()}{kind.title[1:]}."]
+            lines += [f"### `{kind.code}` ({kind.severity})", f"{_upper(kind.title)}."]
             lines += [f"- Consequence: {kind.consequence}.", f"- Mend: {kind.mend}."]
             lines += [f"- Also {severity}: {when}." for severity, when in kind.also.items()]
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _upper(text: str) -> str:
+    first = text.split(" ")[0]
+    return text[:1].upper() + text[1:] if first.isalpha() else text
 
 
 if __name__ == "__main__":

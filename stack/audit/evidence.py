@@ -74,7 +74,11 @@ class Evidence:
     def files(self) -> dict[str, int]:
         """All regular files (links followed) by POSIX path relative to the root, with their size in bytes."""
         found: dict[str, int] = {}
-        for folder, _, names in os.walk(self.root, followlinks=False):
+        seen = {os.path.realpath(self.root)}
+        for folder, inner, names in os.walk(self.root, followlinks=True):
+            # A link to a folder above would be walked for ever.
+            inner[:] = [name for name in inner if os.path.realpath(os.path.join(folder, name)) not in seen]
+            seen.update(os.path.realpath(os.path.join(folder, name)) for name in inner)
             for name in names:
                 path = Path(folder, name)
                 try:

@@ -31,7 +31,9 @@ pre { background: var(--soft); padding: .6rem .8rem; overflow-x: auto; margin: .
 .error { color: var(--error); } .warning { color: var(--warning); } .note { color: var(--note); }
 td p { margin: 0 0 .35rem; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
-tr.error td { color: inherit; } tr.over td { background: #fdf0ef; }
+table.faults { table-layout: fixed; } table.faults td:last-child { overflow: hidden; }
+.faults th:first-child { width: 6.5rem; } .faults th:nth-child(2) { width: 47%; }
+tr.over td { background: #fdf0ef; }
 @media print { th { position: static; } body { padding: 0; } }
 """
 
@@ -83,8 +85,8 @@ def _faults(faults: tuple[Fault, ...]) -> Iterable[str]:
         + ". An error means that training would fail or be wrong; a warning, that it would run and a person "
     )
     yield "should know; a note is worth knowing.</p>"
-    yield "<table><thead><tr><th>Severity</th><th>Fault</th><th>What it does, and how to mend it</th></tr>"
-    yield "</thead><tbody>"
+    yield '<table class="faults"><thead><tr><th>Severity</th><th>Fault</th>'
+    yield "<th>What it does, and how to mend it</th></tr></thead><tbody>"
     shown: set[str] = set()
     for fault in faults:
         yield _fault(fault, shown)
@@ -102,14 +104,21 @@ def _fault(fault: Fault, shown: set[str]) -> str:
     more = '<div class="dim">and more places</div>' if fault.count > 3 and len(places) > 3 else ""
     block = f"<pre>{escape(yaml)}</pre>" if yaml else ""
     return (
-        f'<tr class="{fault.severity}"><td class="tag {fault.severity}">{fault.severity}</td>'
-        f"<td><p><code>{escape(fault.code)}</code>{times}</p><p>{escape(fault.message)}</p>{where}{more}</td>"
+        f'<tr><td class="tag {fault.severity}">{fault.severity}</td>'
+        f"<td><p><code>{escape(fault.code)}</code>{times}</p><p>{_lines(fault.message)}</p>{where}{more}</td>"
         f"<td><p>{escape(_upper(fault.consequence))}.</p><p><b>Mend:</b> {escape(mend)}</p>{block}</td></tr>"
     )
 
 
+def _lines(message: str) -> str:
+    """A long enumeration reads better with one part a line."""
+    parts = escape(message).split("; ")
+    return ";<br> ".join(parts) if len(parts) > 2 else "; ".join(parts)
+
+
 def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    # pi0.5 and from_index are written small wherever they stand.
+    return text[:1].upper() + text[1:] if text.split(" ")[0].isalpha() else text
 
 
 def _dataset(report: AuditReport) -> Iterable[str]:

@@ -52,12 +52,27 @@ def audit(
             where=str(root),
             do="name the folder that holds meta/",
         )
+    started = time.perf_counter()
+    evidence = Evidence(root)
+    faults, ran, not_run = _run_all(Case(evidence, policy, deep), log)
+    facts, broke = _facts_or_less(evidence)
+    if broke:
+        faults.append(UNCHECKED_CHECK.fault(f"counting broke off: {broke}"))
+    return AuditReport(
+        facts=facts,
+        faults=tuple(fold(faults)),
+        ran=tuple(ran),
+        not_run=tuple(not_run),
+        policy=policy,
+        channels=_channels(evidence, policy),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _run_all(case: Case, log: Callable[[str], None]) -> tuple[list[Fault], list[Ran], list[NotRun]]:
     # Imported late: the catalogue is also run as a script, and it imports this module.
     from stack.audit.catalogue import load_checks
 
-    started = time.perf_counter()
-    evidence = Evidence(root)
-    case = Case(evidence, policy, deep)
     faults: list[Fault] = []
     ran: list[Ran] = []
     not_run: list[NotRun] = []
@@ -74,18 +89,7 @@ def audit(
         else:
             codes = tuple(kind.code for kind in check.kinds)
             ran.append(Ran(check.name, check.title, codes, len(found), time.perf_counter() - before))
-    facts, broke = _facts_or_less(evidence)
-    if broke:
-        faults.append(UNCHECKED_CHECK.fault(f"counting broke off: {broke}"))
-    return AuditReport(
-        facts=facts,
-        faults=tuple(fold(faults)),
-        ran=tuple(ran),
-        not_run=tuple(not_run),
-        policy=policy,
-        channels=_channels(evidence, policy),
-        seconds=time.perf_counter() - started,
-    )
+    return faults, ran, not_run
 
 
 def _why_not(check: Check, case: Case) -> str:

@@ -88,7 +88,7 @@ def policy_widths(case: Case) -> Iterator[Fault]:
         own = [channel for channel in known if channel.feature == name]
         worst = sorted(own, key=lambda channel: -channel.largest)[:SHOWN]
         worst = [channel for channel in worst if channel.largest > case.policy.warn_magnitude]
-        message = f"{name} is {width} wide; {case.policy.name} takes {limit}"
+        message = f"{name} is {width} wide, {case.policy.name} takes {limit}"
         if worst:
             message += ". Beyond scale in it: " + "; ".join(in_words(channel) for channel in worst)
         yield wide.fault(
@@ -106,7 +106,7 @@ def in_words(channel: Channel) -> str:
         f" (values {channel.low:.4g} to {channel.high:.4g}, q01 {channel.q01:.4g}, q99 {channel.q99:.4g})"
     )
     if channel.chunk_loss is not None:
-        text += f", y^2 = {channel.largest**2:.3g}, {channel.chunk_loss:.3g} in a sample's mean loss"
+        text += f", y^2 = {channel.largest**2:.3g}, adds {channel.chunk_loss:.3g} to a sample's mean loss"
     return text
 
 

@@ -140,6 +140,8 @@ def _resolve(dataset: Dataset, name: str, slices: tuple[Slice, ...], where: str)
         named = named or given is not None
         if field is not None:
             fields[field] = tuple(range(offset, len(names)))
+        elif channels is None:
+            fields = {f: tuple(offset + i for i in at) for f, at in feature.fields.items()} | fields
         takes.append(Take(feature, channels))
     return Part(tuple(takes), tuple(names) if named else None, fields)
 
@@ -172,6 +174,7 @@ def _channels(
     if wanted.field is not None:
         field = _find_field(dataset, feature, name, wanted.field, where)
         channels = feature.fields[field]
+        _check_position(dataset, feature, name, wanted, channels, where)
         return channels, _names_at(feature, channels), field
     if wanted.at is not None:
         start, stop = wanted.at
@@ -188,6 +191,22 @@ def _channels(
     if wanted.names is not None:
         return _find_names(dataset, feature, name, wanted.names, where), wanted.names, None
     return None, feature.names, None
+
+
+def _check_position(
+    dataset: Dataset, feature: Feature, name: str, wanted: Slice, channels: tuple[int, ...], where: str
+) -> None:
+    """A manifest may pin where a field must be, so that a delivery with another layout is not mixed in."""
+    if wanted.at is None or channels == tuple(range(*wanted.at)):
+        return
+    found = f"[{channels[0]}, {channels[-1] + 1}]"
+    raise BadRequest(
+        "prepare-field-moved",
+        f"features.{name}: the field '{wanted.field}' of '{feature.name}' stands at {found} in source "
+        f"'{dataset.name}', not at {list(wanted.at)}",
+        where=where,
+        do="check that the delivery has the layout that the manifest means; then correct or drop 'at'",
+    )
 
 
 def _find_field(dataset: Dataset, feature: Feature, name: str, field: str, where: str) -> str:

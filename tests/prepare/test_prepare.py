@@ -230,3 +230,17 @@ def test_a_failure_in_the_middle_leaves_nothing(
         prepare(merged_manifest, out=tmp_path / "out", jobs=1)
     assert [p.name for p in tmp_path.iterdir()] == []
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def test_whole_features_keep_their_field_table(load, two: Path, tmp_path: Path) -> None:
+    """So that what the audit says of the prepared dataset can be answered by field, as for the delivery."""
+    text = f"""
+sources: [{{path: {two / "a"}}}]
+features:
+  observation.state: [{{from: observation.state, field: effector/position}}, {{from: observation.state}}]
+"""
+    out = tmp_path / "out"
+    prepare(load(text), out=out, jobs=1)
+    fields = read_dataset(out).features["observation.state"].fields
+    assert fields["state/effector/position"] == (0, 1)
+    assert fields["state/joint/position"] == (2, 3, 4, 5, 6, 7)

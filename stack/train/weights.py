@@ -125,16 +125,22 @@ def _aliases(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _map_names(policy: Any, source: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], list[str]]:
-    """Policy name -> (file name, tensor) by lerobot's own mapping, one tensor at a time; and what it drops."""
+    """Policy name -> (file name, tensor) by lerobot's own mapping, one tensor at a time; and what it drops.
+
+    The newer line copies the output head to the embedding too. That copy gives way to an embedding that the
+    file has itself, as in a checkpoint where training has moved the two apart.
+    """
     mapped: dict[str, tuple[str, Any]] = {}
+    copies: dict[str, tuple[str, Any]] = {}
     dropped: list[str] = []
     for name, tensor in source.items():
         targets = policy._fix_pytorch_state_dict_keys({name: tensor}, policy.config)
         if not targets:
             dropped.append(name)
         for target, value in targets.items():
-            mapped.setdefault(target if target.startswith(PREFIX) else PREFIX + target, (name, value))
-    return mapped, dropped
+            is_copy = len(targets) > 1 and _short(target) != _short(name)
+            (copies if is_copy else mapped)[PREFIX + _short(target)] = (name, value)
+    return {**copies, **mapped}, dropped
 
 
 def _fit(mapped: Mapping[str, tuple[str, Any]], state: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:

@@ -81,6 +81,24 @@ def test_bfloat16_policy_holds_the_rounded_values(make_policy: Any, world: Any, 
     assert policy.state_dict()[f"model.{name}"].equal(want)
 
 
+def test_an_embedding_of_its_own_is_not_the_heads_copy(make_policy: Any, edited: Any) -> None:
+    """A checkpoint of the newer line has both, moved apart by training; the older line ties them."""
+    from stack.train import lines
+
+    head, embedding = (
+        f"paligemma_with_expert.paligemma.{n}.weight" for n in ("lm_head", "model.language_model.embed_tokens")
+    )
+    folder = edited(lambda tensors: tensors.update({embedding: tensors[head] + 1}))
+    policy = make_policy()
+    if lines.detect_line() == "production":
+        with pytest.raises(WorkFailed, match="not the file's"):
+            load(policy, folder)
+        return
+    assert load(policy, folder).filled_frac == 1.0
+    state = policy.state_dict()
+    assert state[f"model.{embedding}"].equal(state[f"model.{head}"] + 1)
+
+
 @pytest.mark.parametrize("keep", [8, 5000, -4])
 def test_a_cut_file(make_policy: Any, world: Any, tmp_path: Path, keep: int) -> None:
     whole = (world.mirror / "toy-pi05" / "model.safetensors").read_bytes()

@@ -1,7 +1,8 @@
 """The names that tracking uses: experiments, tags, metrics. One place, so that runs of all kinds compare.
 
 A tag is a fact that people filter by; a parameter a value that they compare; a metric a value that has a
-curve, or, under `final/`, one that belongs into the table of runs.
+curve, or, named `final_...`, one of the whole run, for the table. Those have no slash in their name because
+a run's page draws metrics with a slash first, and a single point is no curve.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ EXPERIMENTS: dict[str, str] = {
     DATA: "prepared datasets: counts, provenance and audit of each `stack prepare`.",
     SWEEP: (
         "batch-size sweeps, a parent run a sweep, a nested run a point. Select the points and compare "
-        "`final/samples_per_s` and `final/peak_memory_bytes`; the outcome `oom` ran out of memory."
+        "`final_samples_per_s` and `final_peak_memory_bytes`; the outcome `oom` ran out of memory."
     ),
     TRAIN: "fine-tunings. Open a run, then its metric `train/loss`; filter by the tags `stack.*`.",
     REPRODUCE: (
@@ -55,15 +56,16 @@ LOSS = "train/loss"
 STEP_S = "perf/step_s"
 SAMPLES_PER_S = "perf/samples_per_s"
 PEAK_MEMORY_BYTES = "mem/peak_bytes"
-FINAL_LOSS = "final/loss"
-FINAL_STEP_S = "final/step_s"
-FINAL_SAMPLES_PER_S = "final/samples_per_s"
-FINAL_PEAK_MEMORY_BYTES = "final/peak_memory_bytes"
+FINAL = "final_"
+FINAL_LOSS = "final_loss"
+FINAL_STEP_S = "final_step_s"
+FINAL_SAMPLES_PER_S = "final_samples_per_s"
+FINAL_PEAK_MEMORY_BYTES = "final_peak_memory_bytes"
 
 
 _SPEEDS = (f"metrics.`{FINAL_SAMPLES_PER_S}`", f"metrics.`{FINAL_STEP_S}`")
 VIEWS: dict[str, tuple[str, ...]] = {
-    DATA: (f"tags.`{OUTCOME}`", "metrics.`final/episodes`", "metrics.`final/frames`"),
+    DATA: (f"tags.`{OUTCOME}`", "metrics.`final_episodes`", "metrics.`final_frames`"),
     SWEEP: (
         f"tags.`{OUTCOME}`",
         "params.`devices`",

@@ -34,6 +34,7 @@ ML_MODE = "workflowType=machine_learning"  # else pages open in the mode for cha
 VIEW = "stack"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 
+DURATION = "attributes.`Duration`"
 VIEW_DEFAULTS = {  # the state that the page itself would share; source: MLflow's user interface
     "searchFilter": "",
     "orderByKey": "attributes.start_time",
@@ -192,7 +193,8 @@ class Remote:
             text = f"{link}: {names.EXPERIMENTS[name]}"
             self._client.set_experiment_tag(experiment.experiment_id, names.DESCRIPTION, text)
         if name in names.VIEWS:
-            view = json.dumps({**VIEW_DEFAULTS, "selectedColumns": names.VIEWS[name]})
+            columns = [*names.VIEWS[name], DURATION]
+            view = json.dumps({**VIEW_DEFAULTS, "selectedColumns": columns, "columnOrder": columns})
             if experiment.tags.get(VIEW_TAG) != view:
                 self._client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, view)
 

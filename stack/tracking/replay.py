@@ -127,6 +127,8 @@ def clean_key(key: str, note: Callable[[str], None]) -> str:
     """A key that MLflow takes: word characters, `_-. :/`, no path tricks, at most 250 characters."""
     parts = re.sub(r"[^/\w.\- :]", "_", key).split("/")
     cleaned = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
+    if cleaned.startswith(".."):
+        cleaned = f"_{cleaned}"
     if len(cleaned) > KEY_CHARACTERS:
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]
         cleaned = f"{cleaned[: KEY_CHARACTERS - 9]}-{digest}"

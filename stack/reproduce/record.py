@@ -177,12 +177,12 @@ def _params(context: Context) -> dict[str, Any]:
 
 
 def _finals(context: Context, verdict: Verdict) -> dict[str, float]:
-    finals = {f"final/{name}_stage_s": result.seconds for name, result in context.done.items()}
-    finals["final/gates_failed"] = len(
+    finals = {f"{names.FINAL}{name}_stage_s": result.seconds for name, result in context.done.items()}
+    finals[f"{names.FINAL}gates_failed"] = len(
         {row.gate for row in verdict.rows if row.ok is False and not row.exact}
     )
     if "audit" in context.done:
-        finals["final/audit_errors"] = context.facts("audit")["errors"]
+        finals[f"{names.FINAL}audit_errors"] = context.facts("audit")["errors"]
     if "train" in context.done:
         facts = context.facts("train")
         for name, key in (

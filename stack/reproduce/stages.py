@@ -175,7 +175,8 @@ def _audit(context: Context) -> Stage:
             "warnings": sum(f.severity == "warning" for f in report.faults),
             "notes": sum(f.severity == "note" for f in report.faults),
         }
-        return Outcome(facts, good=not errors, message="" if not errors else render_text(report))
+        summary = f"{len(errors)} errors: {', '.join(facts['codes'])}"
+        return Outcome(facts, good=not errors, message=f"{summary}\n\n{render_text(report)}" if errors else "")
 
     inputs = {
         "content": context.facts("prepare")["content_digest"],

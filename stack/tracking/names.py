@@ -12,20 +12,6 @@ SWEEP = "stack/sweep"
 TRAIN = "stack/train"
 REPRODUCE = "stack/reproduce"
 
-EXPERIMENTS: dict[str, str] = {
-    DATA: "prepared datasets: counts, provenance and audit of each `stack prepare`.",
-    SWEEP: (
-        "batch-size sweeps, a parent run a sweep, a nested run a point. Select the points and compare "
-        "`final_samples_per_s` and `final_peak_memory_bytes`; the outcome `oom` ran out of memory."
-    ),
-    TRAIN: "fine-tunings. Open a run, then its metric `train/loss`; filter by the tags `stack.*`.",
-    REPRODUCE: (
-        "whole chains, from deliveries to a verdict; preparation, sweep and training are nested below. "
-        "`stack.verdict` says how a run compares with what its manifest expects, `verdict.html` why."
-    ),
-}
-"""What each experiment is for, as its page says after a link to its table; Markdown."""
-
 # Tags. Those that the shipper sets come first; the others are for the writers of journals.
 RUN_ID = "stack.run_id"
 KIND = "stack.kind"  # data, sweep, train, reproduce: the last part of the journal's experiment
@@ -33,7 +19,7 @@ PARENT = "stack.parent_run_id"
 ATTEMPT = "stack.attempt"  # counts from 1; more than 1: the run was resumed
 OUTCOME = "stack.outcome"  # ok, oom, nonfinite, failed, killed, running; the writer's word comes first
 NONFINITE = "stack.nonfinite"  # how many values were not finite, and the first of them
-SHIPPED = "stack.shipped_bytes"  # bytes of the journal that the server has
+SHIPPED = "stack.shipped"  # how much of the journal the server has: bytes, and their hash
 NOTES = "stack.ship_notes"  # what could not be shown as it was written
 PARAM_CHANGED = "param-changed."  # + name of the parameter
 PARAM_CUT = "param-cut."  # + name of the parameter
@@ -62,37 +48,6 @@ FINAL_STEP_S = "final_step_s"
 FINAL_SAMPLES_PER_S = "final_samples_per_s"
 FINAL_PEAK_MEMORY_BYTES = "final_peak_memory_bytes"
 
-
-_SPEEDS = (f"metrics.`{FINAL_SAMPLES_PER_S}`", f"metrics.`{FINAL_STEP_S}`")
-VIEWS: dict[str, tuple[str, ...]] = {
-    DATA: (f"tags.`{OUTCOME}`", "metrics.`final_episodes`", "metrics.`final_frames`"),
-    SWEEP: (
-        f"tags.`{OUTCOME}`",
-        "params.`devices`",
-        "params.`batch`",
-        *_SPEEDS,
-        f"metrics.`{FINAL_PEAK_MEMORY_BYTES}`",
-    ),
-    TRAIN: (
-        f"tags.`{OUTCOME}`",
-        f"metrics.`{FINAL_LOSS}`",
-        *_SPEEDS,
-        "params.`train.global_batch`",
-        "params.`train.steps`",
-        f"tags.`{DATASET}`",
-        f"tags.`{DEVICE}`",
-    ),
-    REPRODUCE: (
-        f"tags.`{VERDICT}`",
-        f"tags.`{OUTCOME}`",
-        f"metrics.`{FINAL_LOSS}`",
-        *_SPEEDS,
-        "params.`global_batch`",
-        f"tags.`{DATASET}`",
-        f"tags.`{DEVICE}`",
-    ),
-}
-"""The columns that each experiment's table shows, in MLflow's own notation."""
 
 FIRST_TAGS = (VERDICT, OUTCOME, DATASET, DEVICE, IMAGE, KIND)
 """Tags that a run's page shows first."""

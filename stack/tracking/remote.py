@@ -7,7 +7,6 @@ which cannot, searches for the run before it makes one.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from stack.errors import BadRequest, NotAble
-from stack.tracking import names
+from stack.tracking import names, views
 from stack.tracking.replay import DIGEST_CHARACTERS, DatasetUse, Point
 
 TIMEOUT_S = 10
@@ -30,20 +29,6 @@ ENTRIES_A_BATCH = 100
 TEXT_BYTES_A_BATCH = 400_000  # a request of more than 1,000,000 bytes is refused
 TAG_OF_INPUT_CHARACTERS = 500
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-ML_MODE = "workflowType=machine_learning"  # else pages open in the mode for chat agents
-VIEW = "stack"
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-
-DURATION = "attributes.`Duration`"
-VIEW_DEFAULTS = {  # the state that the page itself would share; source: MLflow's user interface
-    "searchFilter": "",
-    "orderByKey": "attributes.start_time",
-    "orderByAsc": False,
-    "startTime": "ALL",
-    "lifecycleFilter": "Active",
-    "modelVersionFilter": "All Runs",
-    "datasetsFilter": [],
-}
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -72,11 +57,11 @@ class Remote:
         self._experiments: dict[str, str] = {}
 
     def url(self, experiment_id: str, mlflow_run_id: str) -> str:
-        return f"{self.uri}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{ML_MODE}"
+        return f"{self.uri}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{views.ML_MODE}"
 
     def table_url(self, experiment_id: str) -> str:
-        """The table of an experiment's runs with the columns of `names.VIEWS`."""
-        return f"{self.uri}/{_table(experiment_id)}"
+        """The table of an experiment's runs with the columns of `views.VIEWS`."""
+        return f"{self.uri}/{views.table(experiment_id)}"
 
     def experiment(self, name: str) -> str:
         """The id of an experiment, made with its description where it is not there yet."""
@@ -188,15 +173,11 @@ class Remote:
 
     def _describe(self, experiment: Any, name: str) -> None:
         """Say what the experiment is for, unless a person has said it already, and bring our columns."""
-        if name in names.EXPERIMENTS and not experiment.tags.get(names.DESCRIPTION):
-            link = f"[**Open the table with its columns**]({_table(experiment.experiment_id)})"
-            text = f"{link}: {names.EXPERIMENTS[name]}"
-            self._client.set_experiment_tag(experiment.experiment_id, names.DESCRIPTION, text)
-        if name in names.VIEWS:
-            columns = [*names.VIEWS[name], DURATION]
-            view = json.dumps({**VIEW_DEFAULTS, "selectedColumns": columns, "columnOrder": columns})
-            if experiment.tags.get(VIEW_TAG) != view:
-                self._client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, view)
+        there = experiment.tags
+        for key, value in views.experiment_tags(experiment.experiment_id, name).items():
+            is_said = key == names.DESCRIPTION and there.get(key)
+            if there.get(key) != value and not is_said:
+                self._client.set_experiment_tag(experiment.experiment_id, key, value)
 
     def _search(self, run_id: str) -> list[Any]:
         found = self._search_all(f"tags.`{names.RUN_ID}` = '{run_id}'")
@@ -239,10 +220,6 @@ class Remote:
             where=self.uri,
             do="what is in the journal stays there; ship again when this is mended",
         )
-
-
-def _table(experiment_id: str) -> str:
-    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{ML_MODE}"
 
 
 def away(uri: str, error: BaseException) -> NotAble:

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -268,10 +268,8 @@ def _environment() -> dict[str, str]:
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
     for sign, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, STOP_LIMIT_S)):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
-        except ProcessLookupError:
-            pass
         try:
             child.wait(timeout=limit_s)
             return

@@ -3,34 +3,30 @@
 It may run beside the run, afterwards, again, or on another machine from the copied folder. Replaying is
 idempotent: a run is found by its tag `stack.run_id`; a metric that the server has already, by key, step,
 time and value, is not added again; parameters, tags, inputs and artifacts are compared with what is there.
-The file `.shipped.json` beside a journal only saves work; it is believed when the server names the same run
-and the same number of bytes.
+What the server has already is known from its own tag `stack.shipped`, and for artifacts from the file
+`.shipped.json` beside the journal; both only save work (see `stack.tracking.watermark`).
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stack.errors import BadRequest, NotAble
-from stack.files import canonical_json, sha256_file, write_json
 from stack.tracking import names
+from stack.tracking.artifacts import send_artifacts
 from stack.tracking.journal import JOURNAL
 from stack.tracking.remote import Remote
 from stack.tracking.replay import OUTCOMES, TAG_CHARACTERS, Replay, changed_text, cut, replay
+from stack.tracking.watermark import Sent, known, remember
 
-WATERMARK = ".shipped.json"
 LOCK_WAIT_S = 120.0
-ARTIFACT_LIMIT_BYTES = 64 << 20
-EVENTS = "events.json"
 VANISHED = "its journal is gone, and the run above it has ended"
 
 Log = Callable[[str], None]
@@ -68,15 +64,6 @@ class ShipReport:
     def to_json(self) -> dict[str, Any]:
         runs = [{**vars(run), "folder": str(run.folder), "notes": list(run.notes)} for run in self.runs]
         return {"server": self.server, "url": self.url, "runs": runs, "duration_s": self.duration_s}
-
-
-@dataclass
-class _Sent:
-    """What the server is known to have of one journal."""
-
-    mlflow_run_id: str
-    bytes: int = 0
-    artifacts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def ship(folder: Path, server: str, *, log: Log | None = None) -> ShipReport:
@@ -168,18 +155,19 @@ def _ship_one(path: Path, head: Replay, root: Path, remote: Remote) -> ShippedRu
     with _locked(path):
         parent = remote.find_run(head.parent) if head.parent else None
         run = remote.find_run(head.run_id) or _create(head, parent, remote)
-        sent = _known(path.parent, run)
-        fresh = replay(path.read_bytes(), where=str(path), points_from=sent.bytes)
+        content = path.read_bytes()
+        sent = known(path.parent, run, content)
+        fresh = replay(content, where=str(path), points_from=sent.shipped_bytes)
         _link_parent(fresh, parent)
         _send_params(fresh, run, remote)
         remote.log_points(sent.mlflow_run_id, fresh.points)
         new_datasets = [use for use in fresh.datasets if not _has_dataset(run, use.name, use.digest)]
         remote.log_datasets(sent.mlflow_run_id, new_datasets)
-        artifacts_sent = _send_artifacts(fresh, path.parent, root, sent, remote)
-        sent.bytes = fresh.whole_bytes
+        artifacts_sent = send_artifacts(fresh, path.parent, root, sent, remote)
+        sent.advance(content, fresh.whole_bytes)
         _send_tags(fresh, run, remote, sent)
         _send_status(fresh, run, remote)
-        _remember(path.parent, sent)
+        remember(path.parent, sent)
     return ShippedRun(
         folder=path.parent,
         run_id=fresh.run_id,
@@ -243,26 +231,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _known(folder: Path, run: Any) -> _Sent:
-    """The watermark, if the server confirms it; else nothing is known, and all is compared or sent again."""
-    sent = _Sent(run.info.run_id)
-    try:
-        saved = json.loads((folder / WATERMARK).read_text())
-        same_run = saved["mlflow_run_id"] == sent.mlflow_run_id
-        if same_run and run.data.tags.get(names.SHIPPED) == str(saved["bytes"]):
-            sent.bytes, sent.artifacts = int(saved["bytes"]), dict(saved["artifacts"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return sent
-
-
-def _remember(folder: Path, sent: _Sent) -> None:
-    try:
-        write_json(folder / WATERMARK, vars(sent))
-    except OSError:
-        pass  # a read-only copy of a run folder ships as well, only slower the next time
-
-
 def _link_parent(fresh: Replay, parent: Any | None) -> None:
     if parent is not None:
         fresh.tags["mlflow.parentRunId"] = parent.info.run_id
@@ -289,52 +257,8 @@ def _has_dataset(run: Any, name: str, digest: str) -> bool:
     return False
 
 
-def _send_artifacts(fresh: Replay, folder: Path, root: Path, sent: _Sent, remote: Remote) -> int:
-    count = 0
-    for path_text, to in fresh.artifacts:
-        path = (folder / path_text).resolve()
-        reason = _why_not(path, root.resolve())
-        if reason is not None:
-            fresh.note(f"artifact {path_text}: {reason}")
-            continue
-        target = f"{to.strip('/')}/{path.name}".lstrip("/")
-        state = {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        if sent.artifacts.get(target) != state:
-            try:
-                remote.log_artifact(sent.mlflow_run_id, path, to.strip("/"))
-            except FileNotFoundError:
-                fresh.note(f"artifact {path_text}: taken away while it was being sent")
-                continue
-            sent.artifacts[target] = state
-            count += 1
-    return count + _send_events(fresh, sent, remote)
-
-
-def _why_not(path: Path, root: Path) -> str | None:
-    if not path.is_relative_to(root):
-        return "outside the run folder, so not sent"
-    if not path.is_file():
-        return "not there, so not sent"
-    size_bytes = path.stat().st_size
-    if size_bytes > ARTIFACT_LIMIT_BYTES:
-        return f"{size_bytes} bytes, more than {ARTIFACT_LIMIT_BYTES}; record such files by path and hash"
-    return None
-
-
-def _send_events(fresh: Replay, sent: _Sent, remote: Remote) -> int:
-    if not fresh.events:
-        return 0
-    text = canonical_json({"run_id": fresh.run_id, "count": fresh.events_count, "events": fresh.events})
-    state = {"size_bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    if sent.artifacts.get(EVENTS) == state:
-        return 0
-    remote.log_text(sent.mlflow_run_id, text, EVENTS)
-    sent.artifacts[EVENTS] = state
-    return 1
-
-
-def _send_tags(fresh: Replay, run: Any, remote: Remote, sent: _Sent) -> None:
-    tags = {**fresh.tags, names.SHIPPED: str(sent.bytes)}
+def _send_tags(fresh: Replay, run: Any, remote: Remote, sent: Sent) -> None:
+    tags = {**fresh.tags, names.SHIPPED: sent.mark}
     there: dict[str, str] = run.data.tags
     if fresh.notes or names.NOTES in there:
         tags[names.NOTES] = cut("\n".join(fresh.notes), TAG_CHARACTERS)

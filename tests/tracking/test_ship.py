@@ -20,11 +20,10 @@ from typing import Any
 import pytest
 
 from stack.errors import BadRequest, Exit, NotAble
-from stack.tracking import Journal, Server, ship
+from stack.tracking import Journal, Server, ship, views
 from stack.tracking import names as tracked
 from stack.tracking.journal import JOURNAL
 
-SHIP = "stack.tracking.ship"
 DIGEST = hashlib.sha256(b"a dataset").hexdigest()
 
 
@@ -103,13 +102,29 @@ def test_shipping_again_changes_nothing_and_sends_nothing(store: Any, tmp_path: 
     assert store.all_of(journal.run_id) == before
 
 
-def test_a_deleted_watermark_changes_nothing(store: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("forget", ["file", "tag", "both"])
+def test_a_deleted_watermark_changes_nothing(store: Any, tmp_path: Path, forget: str) -> None:
     journal = whole_run(tmp_path / "run")
     ship(tmp_path, store.uri)
     before = store.all_of(journal.run_id)
-    (tmp_path / "run" / ".shipped.json").unlink()
-    assert ship(tmp_path, store.uri).points_sent == 80
+    if forget != "tag":
+        (tmp_path / "run" / ".shipped.json").unlink()
+    if forget != "file":
+        store.client.delete_tag(before["id"], tracked.SHIPPED)
+    report = ship(tmp_path, store.uri)
+    assert (report.points_sent, report.runs[0].artifacts_sent) == (0 if forget == "file" else 80, 3)
     assert store.all_of(journal.run_id) == before
+
+
+def test_a_copy_that_went_another_way_is_sent_too(store: Any, tmp_path: Path) -> None:
+    journal = begin(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    journal.metrics({"train/loss": 1.0}, step=0)
+    begin(tmp_path / "copy").metrics({"train/loss": 2.0}, step=0)
+    ship(tmp_path / "run", store.uri)
+    ship(tmp_path / "copy", store.uri)
+    run_id = store.run(journal.run_id).info.run_id
+    assert [row[3] for row in store.rows(run_id)] == [1.0, 2.0]
 
 
 def test_a_watermark_that_the_server_does_not_confirm_is_not_believed(store: Any, tmp_path: Path) -> None:
@@ -276,7 +291,7 @@ def test_a_held_journal_is_an_error_that_says_so(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_run(tmp_path / "run", steps=1)
-    monkeypatch.setattr(sys.modules[SHIP], "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(sys.modules["stack.tracking.ship"], "LOCK_WAIT_S", 0.2)
     with (tmp_path / "run" / JOURNAL).open("r+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(NotAble, match="another shipper"):
@@ -397,7 +412,7 @@ def test_an_artifact_goes_once_again_when_changed_and_never_from_outside(
     (folder / "large.bin").write_bytes(bytes(2000))
     for path in ("report.txt", "link.txt", "../secret.txt", "gone.txt", "large.bin"):
         journal.artifact(folder / path)
-    monkeypatch.setattr(sys.modules[SHIP], "ARTIFACT_LIMIT_BYTES", 1999)
+    monkeypatch.setattr("stack.tracking.artifacts.LIMIT_BYTES", 1999)
     sent = [ship(folder, store.uri).runs[0].artifacts_sent for _ in range(2)]
     (folder / "report.txt").write_text("second")
     report = ship(folder, store.uri)
@@ -437,7 +452,7 @@ def test_the_experiment_says_what_it_is_for_and_a_person_may_say_otherwise(
     begin(tmp_path / "a", experiment=tracked.DATA).end("FINISHED")
     ship(tmp_path, store.uri)
     experiment = store.client.get_experiment_by_name(tracked.DATA)
-    assert tracked.EXPERIMENTS[tracked.DATA] in experiment.tags["mlflow.note.content"]
+    assert views.EXPERIMENTS[tracked.DATA] in experiment.tags["mlflow.note.content"]
     view = json.loads(experiment.tags["mlflow.sharedViewState.stack"])
     assert "metrics.`final_episodes`" in view["selectedColumns"]
     store.client.set_experiment_tag(experiment.experiment_id, "mlflow.note.content", "ours")

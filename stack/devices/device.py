@@ -41,7 +41,9 @@ def open_device(kind: Kind, index: int = 0) -> Device:
     found = module.device_count() if module.is_available() else 0
     if index >= found:
         raise NotAble(
-            "device-missing", f"device {kind}:{index} is asked for, {found} are visible", do="run 'stack doctor'"
+            "device-missing",
+            f"device {kind}:{index} is asked for, {found} are visible",
+            do="run 'stack doctor'",
         )
     module.set_device(index)
     return Device(kind, index)
@@ -123,7 +125,9 @@ class Device:
 
         if dtype is None:
             return contextlib.nullcontext()
-        context: contextlib.AbstractContextManager[Any] = torch.autocast(self.kind, dtype=getattr(torch, dtype))
+        context: contextlib.AbstractContextManager[Any] = torch.autocast(
+            self.kind, dtype=getattr(torch, dtype)
+        )
         return context
 
     def rng_state(self) -> dict[str, Any]:
@@ -131,8 +135,12 @@ class Device:
         import numpy
         import torch
 
-        name, keys, *rest = numpy.random.get_state()
-        state = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "torch": torch.get_rng_state()}
+        name, keys, *rest = numpy.random.get_state(legacy=True)
+        state = {
+            "python": random.getstate(),
+            "numpy": (name, numpy.asarray(keys).tolist(), *rest),
+            "torch": torch.get_rng_state(),
+        }
         if self.kind != "cpu":
             state[self.kind] = self._module.get_rng_state()
         return state

@@ -1,4 +1,4 @@
-"""The door: measure the manifest's points, each in a fresh process, since an error may leave one in any state."""
+"""The door: measure the manifest's points, each in a fresh process: an error may leave one in any state."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def _refuse_doubles(settings: Sweep) -> None:
     points = [(group.devices, batch) for group in settings.groups for batch in group.batches]
     for devices, batch in points:
         if points.count((devices, batch)) > 1:
-            raise BadRequest("sweep-point-twice", f"batch {batch} on {devices} device(s) is named twice in 'sweep:'")
+            raise BadRequest(
+                "sweep-point-twice", f"batch {batch} on {devices} device(s) is named twice in 'sweep:'"
+            )
 
 
 def _points(job: Job, settings: Sweep, parent: str, log: Callable[[str], None]) -> list[Point]:
@@ -137,7 +139,9 @@ def _judge(folder: Path, blank: Point, ended: Ended, timeout_s: float) -> Point:
         return Point(**{key: value for key, value in raw.items() if key in Point.__dataclass_fields__})
     how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"return code {ended.returncode}"
     message = f"ended without a result ({how}): {last_line(ended.tail)}"
-    return replace(blank, status="oom" if is_out_of_memory(ended.returncode, ended.tail) else "error", message=message)
+    return replace(
+        blank, status="oom" if is_out_of_memory(ended.returncode, ended.tail) else "error", message=message
+    )
 
 
 def _line(point: Point) -> str:
@@ -160,7 +164,7 @@ def _journal_point(job: Job, point: Point, parent: str) -> None:
     finals = {
         names.FINAL_STEP_S: point.step_s,
         names.FINAL_SAMPLES_PER_S: point.samples_per_s,
-        "final/data_wait_s": point.data_wait_s,
+        f"{names.FINAL}data_wait_s": point.data_wait_s,
         names.FINAL_PEAK_MEMORY_BYTES: point.peak_memory_bytes,
     }
     journal.metrics({key: float(value) for key, value in finals.items() if value is not None}, step=0)
@@ -172,7 +176,9 @@ def _close(journal: Journal, result: SweepResult, out: Path) -> None:
     sizes = {f"largest_ok.{devices}_devices": batch for devices, batch in result.largest_ok.items()}
     journal.params({key: "none" if batch is None else batch for key, batch in sizes.items()})
     statuses = [point.status for point in result.points]
-    counts = {f"final/points_{status}": float(statuses.count(status)) for status in dict.fromkeys(statuses)}
+    counts = {
+        f"{names.FINAL}points_{status}": float(statuses.count(status)) for status in dict.fromkeys(statuses)
+    }
     journal.metrics(counts, step=0)
     journal.tags({names.OUTCOME: "ok" if "ok" in statuses else "failed"})
     journal.artifact(out / RESULT)

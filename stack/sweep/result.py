@@ -59,7 +59,9 @@ class SweepResult:
         """Devices -> the largest batch that ran, or None."""
         groups = dict.fromkeys(point.devices for point in self.points)
         return {
-            devices: max((p.batch for p in self.points if p.devices == devices and p.status == "ok"), default=None)
+            devices: max(
+                (p.batch for p in self.points if p.devices == devices and p.status == "ok"), default=None
+            )
             for devices in groups
         }
 
@@ -85,7 +87,9 @@ class SweepResult:
         head = ("devices", "batch", "global", "s/step", "samples/s", "peak memory", "result")
         rows = [head, *(_row(point) for point in self.points)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        ]
         fits = [
             f"largest batch that fits on {devices} device(s): {'none' if batch is None else batch}"
             for devices, batch in self.largest_ok.items()

@@ -22,14 +22,13 @@ from typing import Any
 from stack.devices import Device
 from stack.errors import BadRequest
 from stack.files import read_json, sha256_file, tree_files, whole_folder, write_json
-from stack.manifests.run import RunManifest, ToyDims
+from stack.manifests.run import ToyDims
 from stack.train import lines
+from stack.train.identity import IDENTITY, TOKENIZER, check_identity, check_line_and_dims, data_facts
 from stack.train.job import WEIGHTS_FILE, Job
 from stack.train.policy import TOKENIZER_STEP, Processors
 
-IDENTITY = "stack.json"
 MODEL, STATE = "pretrained_model", "training_state"
-TOKENIZER = "tokenizer"
 LAST = "last"
 LOSSES = "losses.json"
 
@@ -45,44 +44,6 @@ class Progress:
 
     step: int
     losses: tuple[float, ...]
-
-
-def identity(job: Job, proofs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint must agree on with the run that loads it."""
-    run = job.run
-    return {
-        "schema": "stack/checkpoint/1",
-        "line": lines.detect_line(),
-        "toy": run.policy.toy.model_dump() if run.policy.toy else None,
-        "versions": lines.versions(),
-        "policy": run.policy.model_dump(mode="json"),
-        "train": {
-            "seed": run.train.seed,
-            "global_batch": run.train.global_batch,
-            "batch_per_device": run.train.batch_per_device,
-            "accumulation": run.train.accumulation,
-            "learning_rate": run.train.learning_rate,
-            "warmup_steps": run.train.warmup_steps,
-            "steps": run.train.steps,
-            "devices": run.device.count,
-        },
-        "data": data_facts(job.dataset),
-        "tokenizer": TOKENIZER,
-        **proofs,
-    }
-
-
-def data_facts(root: Path) -> dict[str, Any]:
-    """Counts of a dataset, and its content digest where `stack prepare` made it."""
-    info = read_json(root / "meta" / "info.json", what="dataset's info")
-    provenance = root / "meta" / "provenance.json"
-    digest = read_json(provenance, what="provenance").get("content_digest") if provenance.is_file() else None
-    return {
-        "episodes": info["total_episodes"],
-        "frames": info["total_frames"],
-        "fps": info["fps"],
-        "digest": digest,
-    }
 
 
 def save(
@@ -133,66 +94,24 @@ def load(
 
     from stack.train.weights import load_weights
 
-    check_identity(folder, job.run, data_facts(job.dataset))
+    check_identity(folder / MODEL, job.run, data_facts(job.dataset))
     load_weights(policy, folder / MODEL)
     # lerobot restores the first rank's generators on the way; the own ones of this rank are set after it.
     step, _, _ = lines.checkpoint_functions().load_training_state(folder, optimizer, scheduler)
     file = folder / STATE / f"rng-{rank}.pt"
     if not file.is_file():
-        raise BadRequest("checkpoint-rank-missing", f"there is no random state of rank {rank}", where=str(file))
+        raise BadRequest(
+            "checkpoint-rank-missing", f"there is no random state of rank {rank}", where=str(file)
+        )
     device.set_rng_state(torch.load(file, weights_only=True))
     losses = read_json(folder / STATE / LOSSES, what="checkpoint's losses")["losses"]
     if len(losses) != step:
         raise BadRequest(
-            "checkpoint-torn", f"the checkpoint is of step {step} and has {len(losses)} losses", where=str(folder)
+            "checkpoint-torn",
+            f"the checkpoint is of step {step} and has {len(losses)} losses",
+            where=str(folder),
         )
     return Progress(step, tuple(losses))
-
-
-def check_identity(folder: Path, run: RunManifest, data: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that this run would not continue as it was.
-
-    Raises:
-        BadRequest: line, toy dimensions, policy, training settings or data differ; both values are named.
-    """
-    file = folder / MODEL / IDENTITY
-    stamp = read_json(file, what="checkpoint's identity")
-    check_line_and_dims(stamp, lines.detect_line(), run.policy.toy, file)
-    # Random tensors matter only before the first step; where the mirror stands does not matter at all.
-    ours = {**run.policy.model_dump(mode="json"), **_train_settings(run), **_prefixed(data)}
-    theirs = {**stamp["policy"], **stamp["train"], **_prefixed(stamp["data"])}
-    for key in sorted(theirs.keys() - {"random_tensors"}):
-        if ours.get(key) != theirs[key]:
-            raise BadRequest(
-                "checkpoint-differs",
-                f"the checkpoint was made with {key} {theirs[key]}, the run asks for {ours.get(key)}",
-                where=str(file),
-                do="resume with the manifest it was started with, or start anew in another folder",
-            )
-
-
-def check_line_and_dims(stamp: Mapping[str, Any], line: str, toy: ToyDims | None, file: Path) -> None:
-    """The two things without which a policy would load and be wrong.
-
-    Raises:
-        BadRequest: the line is another, whose prompts differ; or the dimensions are others.
-    """
-    if stamp["line"] != line:
-        raise BadRequest(
-            "checkpoint-line",
-            f"the checkpoint is of the {stamp['line']} line, and this environment has the {line} one: "
-            "the two write the state into the prompt differently",
-            where=str(file),
-            do=f"use the environment of the {stamp['line']} line",
-        )
-    dims = toy.model_dump() if toy else None
-    if stamp["toy"] != dims:
-        raise BadRequest(
-            "checkpoint-dims",
-            f"the checkpoint has {_shown(stamp['toy'])}, and {_shown(dims)} was asked for",
-            where=str(file),
-            do="give policy.toy as the checkpoint has it",
-        )
 
 
 def last(checkpoints: Path) -> Path | None:
@@ -206,7 +125,8 @@ def last(checkpoints: Path) -> Path | None:
 def listing(job: Job) -> list[dict[str, Any]]:
     """Step, path, bytes and sha256 of every checkpoint that is there, oldest first."""
     folders = sorted(
-        (p for p in job.checkpoints.glob("[0-9]*") if (p / MODEL / IDENTITY).is_file()), key=lambda p: int(p.name)
+        (p for p in job.checkpoints.glob("[0-9]*") if (p / MODEL / IDENTITY).is_file()),
+        key=lambda p: int(p.name),
     )
     return [
         {
@@ -268,7 +188,9 @@ def _save_with_lerobot(
     processors.tokenizer_step.tokenizer_name = TOKENIZER
     try:
         settings = TrainPipelineConfig(
-            dataset=DatasetConfig(repo_id=f"local/{job.dataset.name}", root=str(job.dataset), video_backend="pyav"),
+            dataset=DatasetConfig(
+                repo_id=f"local/{job.dataset.name}", root=str(job.dataset), video_backend="pyav"
+            ),
             policy=config,
             output_dir=job.out,
             seed=train.seed,
@@ -296,14 +218,6 @@ def _save_with_lerobot(
         config.device, processors.tokenizer_step.tokenizer_name = device, name
 
 
-def _train_settings(run: RunManifest) -> dict[str, Any]:
-    return {**run.train.model_dump(mode="json"), "devices": run.device.count}
-
-
-def _prefixed(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"data.{key}": value for key, value in data.items()}
-
-
 def _point_last_at(target: Path) -> None:
     link = target.parent / f".{LAST}-{os.getpid()}"
     link.unlink(missing_ok=True)
@@ -314,7 +228,3 @@ def _point_last_at(target: Path) -> None:
 def _prune(checkpoints: Path, keep: int) -> None:
     for folder in sorted(checkpoints.glob("[0-9]*"), key=lambda p: int(p.name))[:-keep]:
         shutil.rmtree(folder)
-
-
-def _shown(dims: Mapping[str, Any] | None) -> str:
-    return "full size" if dims is None else f"toy dimensions {dict(dims)}"

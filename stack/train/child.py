@@ -80,7 +80,12 @@ def run_child(
     with output.open("ab") as sink:
         begin = sink.tell()
         child = subprocess.Popen(
-            [*command], env=dict(env), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+            [*command],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
         )
         restore = _forward_signals(child, signalled)
         try:

@@ -66,7 +66,7 @@ class Order:
         return numpy.random.RandomState([self.seed % 2**32, epoch]).permutation(self.frames)
 
     def batches(self, first_step: int, last_step: int) -> Iterator[list[int]]:
-        """Dataset indices of this rank's batches for steps `first_step` (0-based) to `last_step`, half-open."""
+        """This rank's batches for steps `first_step` (0-based) to `last_step`, half-open: dataset indices."""
         epoch, order = -1, None
         for micro in range(first_step * self.accumulation, last_step * self.accumulation):
             start = (micro * self.world + self.rank) * self.batch
@@ -125,7 +125,9 @@ class _Schedule:
         return (self.last_step - self.first_step) * self.order.accumulation
 
 
-def loader(dataset: Any, order: Order, collate: Collate, train: Train, *, first_step: int, last_step: int) -> Any:
+def loader(
+    dataset: Any, order: Order, collate: Collate, train: Train, *, first_step: int, last_step: int
+) -> Any:
     """A `DataLoader` that yields the batches of a range of steps, in order, whatever the worker count."""
     import torch
 
@@ -135,7 +137,7 @@ def loader(dataset: Any, order: Order, collate: Collate, train: Train, *, first_
     workers = train.workers
     return torch.utils.data.DataLoader(
         dataset,
-        batch_sampler=_Schedule(order, first_step, last_step),  # type: ignore[arg-type]
+        batch_sampler=_Schedule(order, first_step, last_step),
         collate_fn=collate,
         num_workers=workers,
         generator=generator,

@@ -77,7 +77,11 @@ class Guard:
             return Trip("nonfinite", step, f"the loss of step {step} is {loss}")
         median = statistics.median(self._losses) if self._losses else FIRST_MEDIAN
         if loss > self.factor * median:
-            known = f"the median of the {len(self._losses)} steps before" if self._losses else "what a start can be"
+            known = (
+                f"the median of the {len(self._losses)} steps before"
+                if self._losses
+                else "what a start can be"
+            )
             return Trip(
                 "exploded",
                 step,

@@ -75,7 +75,13 @@ class Job:
 
 
 def make_job(
-    run: RunManifest, *, dataset: Path, mirror: Path, models: ModelsManifest, out: Path, is_resume: bool = False
+    run: RunManifest,
+    *,
+    dataset: Path,
+    mirror: Path,
+    models: ModelsManifest,
+    out: Path,
+    is_resume: bool = False,
 ) -> Job:
     """Locate everything that a child needs, and refuse what is not there.
 

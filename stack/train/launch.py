@@ -81,7 +81,9 @@ def train(
 def _check_devices(run: RunManifest) -> None:
     # Importing torch for a count would cost this process seconds; the child finds out for accelerators.
     if run.device.kind == "cpu" and run.device.count > (found := device_count("cpu")):
-        raise NotAble("devices-missing", f"device.count is {run.device.count}, and {found} cores are usable here")
+        raise NotAble(
+            "devices-missing", f"device.count is {run.device.count}, and {found} cores are usable here"
+        )
 
 
 def _clear(job: Job, resume: bool) -> None:

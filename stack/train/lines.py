@@ -98,7 +98,9 @@ def _import_policies(name: str) -> Any:
     The newer line's package imports all policies, and one that is not ours imports OpenCV at its top; the
     slim install has none. The stand-in is taken away again, so that nobody mistakes it for the package.
     """
-    absent = detect_line() == "current" and "cv2" not in sys.modules and importlib.util.find_spec("cv2") is None
+    absent = (
+        detect_line() == "current" and "cv2" not in sys.modules and importlib.util.find_spec("cv2") is None
+    )
     if absent:
         # transformers looks for OpenCV when it is imported, and must find that it is not there.
         importlib.import_module("transformers")

@@ -13,6 +13,7 @@ from stack.devices import Device
 from stack.train import checkpoint
 from stack.train.data import Batch, Collate, Order, loader, open_dataset
 from stack.train.guard import Culprit, Guard, Trip, describe, find_culprits
+from stack.train.identity import identity
 from stack.train.job import Job
 from stack.train.policy import (
     ACTION,
@@ -20,13 +21,31 @@ from stack.train.policy import (
     Processors,
     build_policy,
     build_processors,
-    check_golden,
+    prompt_tokens,
     prove_statistics,
+    prove_tokenizer,
 )
 from stack.train.ranks import Ranks
 from stack.train.weights import WeightsProof, load_weights
 
 Emit = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """What was proven before the first step.
+
+    Attributes:
+        golden_checked: golden texts that the tokenizer encoded as it must.
+        prompt_tokens: tokens of the first frame's prompt, whole.
+    """
+
+    weights: WeightsProof
+    golden_checked: int
+    prompt_tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "weights": self.weights.to_json(), "stats_proven": True}
 
 
 @dataclass
@@ -42,11 +61,8 @@ class Session:
     optimizer: Any
     scheduler: Any
     order: Order
-    weights: WeightsProof
-    golden_checked: int
-    prompt_tokens: int
+    proofs: Proofs
     start: checkpoint.Progress
-    stamp: dict[str, Any]
 
     @property
     def channel_names(self) -> dict[str, list[str]]:
@@ -86,32 +102,16 @@ def open_session(job: Job, device: Device, ranks: Ranks, emit: Emit) -> Session:
     dataset = open_dataset(job.dataset, run.policy.action_horizon)
     device.seed(train.seed)
     policy = build_policy(run, dataset.meta, device)
-    weights = load_weights(policy, job.weights, run.policy.random_tensors)
-    emit("log", text=f"weights: {weights.tensors} tensors fill {weights.filled_frac:.1%} of {weights.parameters:,}")
     processors = build_processors(policy.config, dataset.meta.stats, job.tokenizer)
-    golden = check_golden(processors, job.golden)
-    sample = dataset[0]
-    prove_statistics(processors, job.dataset, sample, policy.config)
-    prompt_tokens = _warn_of_cut_prompt(processors, sample, run.policy.tokenizer_max_length, emit)
+    proofs = _prove(job, policy, processors, dataset, emit)
     optimizer = policy.config.get_optimizer_preset().build(policy.get_optim_params())
     scheduler = policy.config.get_scheduler_preset().build(optimizer, train.steps)
     order = Order(
         dataset.num_frames, train.batch_per_device, train.seed, ranks.world, ranks.rank, train.accumulation
     )
-    proofs = {"weights": weights.to_json(), "golden_checked": golden, "stats_proven": True}
-    stamp = checkpoint.identity(job, proofs)
     # All ranks have built the same policy by now; from here on each draws its own noise.
     device.seed(train.seed + 1 + ranks.rank)
-    start = checkpoint.Progress(0, ())
-    if job.is_resume:
-        found = checkpoint.last(job.checkpoints)
-        if found is None:
-            emit("log", text="nothing to resume from; starting at step 0")
-        else:
-            start = checkpoint.load(found, job, policy, optimizer, scheduler, device, ranks.rank)
-            emit("log", text=f"resumed from {found.name}")
-    policy.train()
-    return Session(
+    session = Session(
         job=job,
         device=device,
         ranks=ranks,
@@ -121,12 +121,49 @@ def open_session(job: Job, device: Device, ranks: Ranks, emit: Emit) -> Session:
         optimizer=optimizer,
         scheduler=scheduler,
         order=order,
-        weights=weights,
-        golden_checked=golden,
-        prompt_tokens=prompt_tokens,
-        start=start,
-        stamp=stamp,
+        proofs=proofs,
+        start=checkpoint.Progress(0, ()),
     )
+    if job.is_resume:
+        session.start = _resume(session, emit)
+    policy.train()
+    return session
+
+
+def _prove(job: Job, policy: Any, processors: Processors, dataset: Any, emit: Emit) -> Proofs:
+    """Weights loaded, tokenizer and statistics the right ones, prompt whole: before the first step."""
+    weights = load_weights(policy, job.weights, job.run.policy.random_tensors)
+    share, parameters = weights.filled_frac, weights.parameters
+    emit("log", text=f"weights: {weights.tensors} tensors fill {share:.1%} of {parameters:,} parameters")
+    golden = prove_tokenizer(processors, job.tokenizer, job.golden)
+    sample = dataset[0]
+    prove_statistics(processors, job.dataset, sample)
+    tokens, limit = prompt_tokens(processors, sample), job.run.policy.tokenizer_max_length
+    if tokens > limit:
+        emit(
+            "log",
+            text=f"warning: the first frame's prompt has {tokens} tokens, tokenizer_max_length is {limit}: "
+            "its end, with 'Action:', is cut off",
+        )
+    return Proofs(weights, golden, tokens)
+
+
+def _resume(session: Session, emit: Emit) -> checkpoint.Progress:
+    found = checkpoint.last(session.job.checkpoints)
+    if found is None:
+        emit("log", text="nothing to resume from; starting at step 0")
+        return session.start
+    start = checkpoint.load(
+        found,
+        session.job,
+        session.policy,
+        session.optimizer,
+        session.scheduler,
+        session.device,
+        session.ranks.rank,
+    )
+    emit("log", text=f"resumed from {found.name}")
+    return start
 
 
 def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) -> Run:
@@ -219,9 +256,11 @@ def _explain(
     """Gather from all ranks what was in the step's batches, worst channel first."""
     mine: list[Culprit] = []
     places: list[tuple[int, int]] = []
-    for batch, losses in zip(batches, channel_losses):
+    for batch, losses in zip(batches, channel_losses, strict=True):
         mine += find_culprits(batch, session.channel_names, losses)
-        frames = zip(batch.places["episode_index"].tolist(), batch.places["frame_index"].tolist())
+        frames = zip(
+            batch.places["episode_index"].tolist(), batch.places["frame_index"].tolist(), strict=True
+        )
         places += [(int(episode), int(frame)) for episode, frame in frames]
     everything = session.ranks.gather((mine, places))
     run.trip = trip
@@ -262,7 +301,7 @@ def _save(session: Session, step: int, run: Run, emit: Emit) -> None:
             session.processors,
             states,
             run.losses,
-            session.stamp,
+            identity(session.job, session.proofs.to_json()),
         )
         emit("checkpoint", **entry)
     session.ranks.barrier()
@@ -272,28 +311,3 @@ def _windows(losses: tuple[float, ...], width: int) -> list[tuple[int, float]]:
     """The whole windows of the steps before a resume."""
     whole = len(losses) - len(losses) % width
     return [(end, statistics.fmean(losses[end - width : end])) for end in range(width, whole + 1, width)]
-
-
-def _warn_of_cut_prompt(processors: Processors, sample: Any, limit: int, emit: Emit) -> int:
-    """Tokens of the first frame's prompt; the processor cuts a longer one without a word."""
-    import torch
-
-    batch = {key: value.unsqueeze(0) if torch.is_tensor(value) else [value] for key, value in sample.items()}
-    step = processors.tokenizer_step
-    was, step.max_length, step.padding, step.truncation = (
-        (step.max_length, step.padding, step.truncation),
-        None,
-        "longest",
-        False,
-    )
-    try:
-        tokens = int(processors.before(batch)["observation.language.tokens"].shape[-1])
-    finally:
-        step.max_length, step.padding, step.truncation = was
-    if tokens > limit:
-        emit(
-            "log",
-            text=f"warning: the first frame's prompt has {tokens} tokens, and tokenizer_max_length is {limit}: "
-            "its end, with 'Action:', is cut off",
-        )
-    return tokens

@@ -13,12 +13,10 @@ from stack.devices import Device
 from stack.errors import BadRequest, WorkFailed
 from stack.files import read_json
 from stack.manifests.models import Golden
-from stack.manifests.run import RunManifest, Train
 from stack.manifests.run import Policy as PolicyManifest
+from stack.manifests.run import RunManifest, Train
+from stack.mirror.golden import check
 from stack.train import lines, shim, toy
-from stack.train.tensors import expected_tensors
-
-__all__ = ["Processors", "build_policy", "build_processors", "expected_tensors", "prove_statistics"]
 
 STATE, ACTION = "observation.state", "action"
 TOKENIZER_STEP = "tokenizer_processor"
@@ -28,7 +26,7 @@ FINAL_LR_FRAC = 0.1
 
 @dataclass(frozen=True)
 class Processors:
-    """lerobot's pipelines: `before` makes a batch into the policy's inputs, `after` makes actions raw again."""
+    """lerobot's pipelines: `before` makes a batch into inputs, `after` makes actions raw again."""
 
     before: Any
     after: Any
@@ -125,35 +123,57 @@ def _local_tokenizer(processor: Any, folder: Path) -> Iterator[None]:
         processor.TokenizerProcessorStep = original
 
 
-def check_golden(processors: Processors, golden: Sequence[Golden]) -> int:
-    """Encode each golden text as the processor does, and compare ids; returns how many were compared.
+def prove_tokenizer(processors: Processors, folder: Path, golden: Sequence[Golden]) -> int:
+    """Prove that the processor's tokenizer is the folder's and gives the golden ids; returns their count.
 
     Raises:
-        BadRequest: there is none, or the tokenizer gives other ids; the first difference is named.
+        BadRequest: there is no golden text, or the tokenizer gives other ids; the first is named.
     """
-    step = processors.tokenizer_step
+    found = check(folder, golden)
     if not golden:
         raise BadRequest(
             "golden-missing",
             "the models manifest has no golden encoding for the tokenizer, so it cannot be proven",
             do="add 'golden:' with a text and its ids",
         )
-    for item in golden:
-        got = [int(token) for token in step.input_tokenizer(item.text)["input_ids"]]
-        if got != list(item.ids):
-            at = next((i for i, pair in enumerate(zip(got, item.ids)) if pair[0] != pair[1]), None)
-            at = min(len(got), len(item.ids)) if at is None else at
-            raise BadRequest(
-                "golden-differs",
-                f"the tokenizer encodes {item.text!r} differently: {len(got)} ids against {len(item.ids)}, "
-                f"the first difference at {at}: {got[at : at + 3]} instead of {list(item.ids[at : at + 3])}",
-                where=str(step.tokenizer_name),
-                do="mirror the right tokenizer",
-            )
-    return len(golden)
+    if found.difference is not None:
+        raise BadRequest(
+            "golden-differs",
+            f"the tokenizer does not encode as it must: {found.difference}",
+            where=str(folder),
+            do="mirror the right tokenizer",
+        )
+    in_use = processors.tokenizer_step.input_tokenizer
+    if any(list(in_use(item.text)["input_ids"]) != list(item.ids) for item in golden):
+        raise WorkFailed("tokenizer-differs", "the processor uses another tokenizer than the folder's")
+    return found.checked
 
 
-def prove_statistics(processors: Processors, root: Path, sample: Mapping[str, Any], config: Any) -> None:
+def prompt_tokens(processors: Processors, sample: Mapping[str, Any]) -> int:
+    """Tokens of a raw sample's prompt before anything is cut off; the processor cuts without a word."""
+    step = processors.tokenizer_step
+    was = step.max_length, step.padding, step.truncation
+    step.max_length, step.padding, step.truncation = None, "longest", False
+    try:
+        return int(processors.before(batch_of_one(sample))["observation.language.tokens"].shape[-1])
+    finally:
+        step.max_length, step.padding, step.truncation = was
+
+
+def batch_of_one(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A raw sample as a batch, pictures as the policy takes them."""
+    import torch
+
+    batch: dict[str, Any] = {}
+    for key, value in sample.items():
+        if not torch.is_tensor(value):
+            batch[key] = [value]
+        else:
+            batch[key] = (lines.as_unit_floats(value) if "images" in key else value).unsqueeze(0)
+    return batch
+
+
+def prove_statistics(processors: Processors, root: Path, sample: Mapping[str, Any]) -> None:
     """Prove on one sample that the pipelines normalise with the statistics of `root/meta/stats.json`.
 
     Reference: y = 2 (x - q01) / (q99 - q01) - 1 in float64, from the file itself.
@@ -168,7 +188,7 @@ def prove_statistics(processors: Processors, root: Path, sample: Mapping[str, An
     import torch
 
     stats = read_json(root / "meta" / "stats.json", what="dataset's statistics")
-    batch = {key: value.unsqueeze(0) if torch.is_tensor(value) else [value] for key, value in sample.items()}
+    batch = batch_of_one(sample)
     inputs = processors.before(dict(batch))
     for key in (STATE, ACTION):
         low, high = (numpy.asarray(stats[key][q], dtype=numpy.float64) for q in ("q01", "q99"))
@@ -207,4 +227,6 @@ def _check_widths(policy: PolicyManifest, meta: Any) -> None:
                 do="slice it in the dataset manifest; a wider policy would leave its heads at random values",
             )
     if not meta.camera_keys:
-        raise BadRequest("feature-missing", "the dataset has no camera, and pi0.5 needs one", where=str(meta.root))
+        raise BadRequest(
+            "feature-missing", "the dataset has no camera, and pi0.5 needs one", where=str(meta.root)
+        )

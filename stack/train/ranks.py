@@ -32,7 +32,7 @@ class Ranks:
 
     def mean(self, value: float) -> float:
         """The mean over all ranks, equal on all; not finite where one is not."""
-        return sum(self.gather(value)) / self.world
+        return float(sum(self.gather(value))) / self.world
 
     def any(self, value: bool) -> bool:
         return any(self.gather(value))

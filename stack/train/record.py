@@ -12,7 +12,7 @@ from stack.manifests.load import Loaded
 from stack.manifests.run import RunManifest
 from stack.tracking import names
 from stack.tracking.journal import Journal, Status
-from stack.train.checkpoint import data_facts
+from stack.train.identity import data_facts
 from stack.train.job import Job
 from stack.train.result import RESULT, TrainResult
 
@@ -54,7 +54,8 @@ class Recorder:
             self._journal.metrics({METRICS[key]: event[key] for key in METRICS}, step=step)
             self._log(
                 f"step {step}/{self._steps}  loss {event['loss']:.4f}  lr {event['lr']:.2e}  "
-                f"{event['step_s']:.3f} s/step  {event['samples_per_s']:.1f} samples/s  {event['peak_memory_bytes'] / 1e9:.2f} GB"
+                f"{event['step_s']:.3f} s/step  {event['samples_per_s']:.1f} samples/s  "
+                f"{event['peak_memory_bytes'] / 1e9:.2f} GB"
             )
         elif kind == "log":
             self._log(event["text"])
@@ -118,13 +119,13 @@ def close_journal(journal: Journal, result: TrainResult, out: Path) -> None:
     """The end of a training in its journal."""
     finals = {
         names.FINAL_LOSS: result.final_loss,
-        "final/first_fifth": result.first_fifth,
-        "final/last_to_first_fifth": result.last_to_first_fifth,
+        f"{names.FINAL}first_fifth": result.first_fifth,
+        f"{names.FINAL}last_to_first_fifth": result.last_to_first_fifth,
         names.FINAL_STEP_S: result.step_s,
         names.FINAL_SAMPLES_PER_S: result.samples_per_s,
-        "final/data_wait_s": result.data_wait_s,
+        f"{names.FINAL}data_wait_s": result.data_wait_s,
         names.FINAL_PEAK_MEMORY_BYTES: result.peak_memory_bytes,
-        "final/nonfinite": float(result.nonfinite),
+        f"{names.FINAL}nonfinite": float(result.nonfinite),
     }
     journal.metrics({key: value for key, value in finals.items() if value is not None}, step=result.steps)
     weights = result.weights or {}
@@ -153,6 +154,8 @@ def _widths(dataset: Path) -> dict[str, Any]:
     features = read_json(dataset / "meta" / "info.json", what="dataset's info")["features"]
     cameras = sum(entry["dtype"] in ("video", "image") for entry in features.values())
     widths = {
-        f"{key}_width": features[key]["shape"][0] for key in ("observation.state", "action") if key in features
+        f"{key}_width": features[key]["shape"][0]
+        for key in ("observation.state", "action")
+        if key in features
     }
     return {"cameras": cameras, **widths}

@@ -115,7 +115,7 @@ def _norm_class() -> type[Any]:
     import torch
     from torch import nn
 
-    class AdaptiveRMSNorm(nn.Module):
+    class AdaptiveRMSNorm(nn.Module):  # type: ignore[misc]
         """Gemma's RMSNorm; with `cond_dim`, scale, shift and gate come from a dense layer on the condition.
 
         forward: x (B, T, dim), cond (B, cond_dim) or None -> (y (B, T, dim), gate (B, 1, dim) or None).
@@ -148,7 +148,9 @@ def _trunk_class() -> type[Any]:
     from transformers.modeling_outputs import BaseModelOutputWithPast
     from transformers.models.gemma import modeling_gemma
 
-    def attend(layer: Any, x: Any, rotary: tuple[Any, Any], mask: Any, past: Any) -> tuple[Any, tuple[Any, Any]]:
+    def attend(
+        layer: Any, x: Any, rotary: tuple[Any, Any], mask: Any, past: Any
+    ) -> tuple[Any, tuple[Any, Any]]:
         attention = layer.self_attn
         heads = (*x.shape[:-1], -1, attention.head_dim)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -156,9 +158,7 @@ def _trunk_class() -> type[Any]:
         query, key = modeling_gemma.apply_rotary_pos_emb(query, key, *rotary)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        out, _ = modeling_gemma.eager_attention_forward(
-            attention, query, key, value, mask, attention.scaling
-        )
+        out, _ = modeling_gemma.eager_attention_forward(attention, query, key, value, mask, attention.scaling)
         return attention.o_proj(out.reshape(*x.shape[:-1], -1)), (key, value)
 
     class AdaptedGemma(modeling_gemma.GemmaModel):  # type: ignore[misc]

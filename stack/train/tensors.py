@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Dims:
-    """All widths that shape a pi0.5 file; the defaults are the full size (gemma_2b, gemma_300m, So400m/14)."""
+    """All widths that shape a pi0.5 file; defaults: the full size (gemma_2b, gemma_300m, So400m/14)."""
 
     width: int = 2048
     depth: int = 18
@@ -39,7 +39,9 @@ class Dims:
 def dims_of(policy: Policy) -> Dims:
     if policy.toy is None:
         return Dims(max_action_dim=policy.max_action_dim)
-    known = {name: getattr(policy.toy, name) for name in Dims.__dataclass_fields__ if hasattr(policy.toy, name)}
+    known = {
+        name: getattr(policy.toy, name) for name in Dims.__dataclass_fields__ if hasattr(policy.toy, name)
+    }
     return Dims(**known, max_action_dim=policy.max_action_dim)
 
 
@@ -49,7 +51,9 @@ def expected_tensors(policy: Policy) -> dict[str, Shape]:
     top = "paligemma_with_expert."
     tensors: dict[str, Shape] = {}
     tensors.update(_vision(f"{top}paligemma.model.vision_tower.vision_model.", dims))
-    tensors.update(_linear(f"{top}paligemma.model.multi_modal_projector.linear", dims.vision_hidden, dims.width))
+    tensors.update(
+        _linear(f"{top}paligemma.model.multi_modal_projector.linear", dims.vision_hidden, dims.width)
+    )
     tensors.update(_language(f"{top}paligemma.model.language_model.", dims))
     tensors[f"{top}paligemma.lm_head.weight"] = (dims.vocab_size, dims.width)
     tensors.update(_expert(f"{top}gemma_expert.model.", dims))
@@ -108,7 +112,7 @@ def _language(top: str, dims: Dims) -> Iterator[tuple[str, Shape]]:
 
 
 def _expert(top: str, dims: Dims) -> Iterator[tuple[str, Shape]]:
-    """The expert's norms are adaptive: scale, shift and gate come from a dense layer on the time embedding."""
+    """The expert's norms are adaptive: a dense layer on the time embedding gives scale, shift and gate."""
     width = dims.expert_width
     for index in range(dims.depth):
         layer = f"{top}layers.{index}."

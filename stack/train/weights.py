@@ -81,7 +81,9 @@ def load_weights(policy: Any, folder: Path, allowed_random: Sequence[str] = ()) 
     before, after = _digests(fitting, policy.state_dict())
     if before != after:
         raise WorkFailed(
-            "weights-differ", f"the values in the policy are not the file's: {before} against {after}", where=str(file)
+            "weights-differ",
+            f"the values in the policy are not the file's: {before} against {after}",
+            where=str(file),
         )
     sizes = {shared[name]: tensor.numel() for name, tensor in state.items()}
     return WeightsProof(
@@ -102,7 +104,9 @@ def _read(file: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     if not file.is_file():
-        raise BadRequest("weights-missing", "there is no weights file", where=str(file), do="run 'stack mirror get'")
+        raise BadRequest(
+            "weights-missing", "there is no weights file", where=str(file), do="run 'stack mirror get'"
+        )
     try:
         tensors: dict[str, Any] = load_file(file)
     except (SafetensorError, OSError) as error:
@@ -195,7 +199,7 @@ def _check_patterns(state: Mapping[str, Any], patterns: Sequence[str], file: Pat
 
 
 def _digests(source: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, str]:
-    """sha256 over names, shapes and values, of the file's tensors cast as the policy has them, and of the policy's."""
+    """sha256 over names, shapes, values: of the file's, cast as the policy has them; of the policy's."""
     before, after = hashlib.sha256(), hashlib.sha256()
     for name in sorted(source):
         want = source[name].to(state[name].dtype)

@@ -24,7 +24,7 @@ from stack.errors import Exit, StackError
 from stack.files import write_json
 from stack.train import offline
 from stack.train.job import Job
-from stack.train.result import RESULT, TrainResult, fifths
+from stack.train.result import RESULT, Outcome, TrainResult, fifths
 
 WARMUP_STEPS = 2
 
@@ -73,8 +73,9 @@ def main(job_file: Path) -> int:
         return _end_with_error(job, error, is_first)
     except Exception as error:
         traceback.print_exc()
-        outcome = "oom" if is_out_of_memory(error) else "crashed"
-        result = TrainResult(outcome, f"{type(error).__name__}: {error}")  # type: ignore[arg-type]
+        result = TrainResult(
+            "oom" if is_out_of_memory(error) else "crashed", f"{type(error).__name__}: {error}"
+        )
     result = replace(result, outside_connections=tuple(offline.attempts(job.outside)))
     if is_first or result.outcome in ("oom", "crashed"):
         write_json(job.out / RESULT, result.to_json())
@@ -113,7 +114,9 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
     from stack.train import checkpoint, lines
 
     trip = found.trip
-    outcome = trip.outcome if trip else "stopped" if found.is_stopped else "finished"
+    outcome: Outcome = "stopped" if found.is_stopped else "finished"
+    if trip is not None:
+        outcome = trip.outcome
     means = fifths(found.losses)
     step_s = _median(found.steps_s)
     return TrainResult(
@@ -131,13 +134,13 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
         samples_per_s=job.run.train.global_batch / step_s if step_s else None,
         data_wait_s=_median(found.data_waits_s),
         peak_memory_bytes=device.memory_peak_bytes(),
-        weights=session.weights.to_json(),
-        golden={"ok": True, "checked": session.golden_checked},
+        weights=session.proofs.weights.to_json(),
+        golden={"ok": True, "checked": session.proofs.golden_checked},
         stats_proven=True,
-        prompt_tokens=session.prompt_tokens,
+        prompt_tokens=session.proofs.prompt_tokens,
         line=lines.detect_line(),
         versions=lines.versions(),
-        parameters=session.weights.parameters,
+        parameters=session.proofs.weights.parameters,
         seed=job.run.train.seed,
         device={"kind": device.kind, "name": device.name},
         world=session.ranks.world,

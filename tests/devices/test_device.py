@@ -125,7 +125,11 @@ def test_npu_asks_its_own_module(npu: StandIn) -> None:
     device.reset_memory_peak()
     device.empty_caches()
     assert npu.asked[1:] == [("manual_seed_all", 3), "synchronize", "reset_peak_memory_stats", "empty_cache"]
-    assert (device.memory_now_bytes(), device.memory_peak_bytes(), device.memory_reserved_peak_bytes()) == (5, 7, 9)
+    assert (device.memory_now_bytes(), device.memory_peak_bytes(), device.memory_reserved_peak_bytes()) == (
+        5,
+        7,
+        9,
+    )
     assert device.memory_total_bytes() == 13
     assert (device.collective, device.name) == ("hccl", "Ascend910B3 #1")
 

@@ -92,7 +92,9 @@ def record(root: Path, *, action_of: Callable[[int, int], Any] = state_at) -> Pa
     }
     for key in ("observation.state", "action"):
         features[key] = {"dtype": "float32", "shape": (WIDTH,), "names": STATE_NAMES}
-    dataset = LeRobotDataset.create(f"local/{root.name}", fps=FPS, features=features, root=root, robot_type="toy")
+    dataset = LeRobotDataset.create(
+        f"local/{root.name}", fps=FPS, features=features, root=root, robot_type="toy"
+    )
     for episode in range(EPISODES):
         for frame in range(LENGTH):
             pictures = {}

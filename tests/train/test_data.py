@@ -139,6 +139,10 @@ def test_no_dataset_never_asks_a_hub(toys: Any, world: Any, tmp_path: Path) -> N
     missing = tmp_path / "nowhere"
     with pytest.raises(BadRequest, match="no dataset here"):
         make_job(
-            toys.run_manifest().manifest, dataset=missing, mirror=world.mirror, models=world.models, out=tmp_path
+            toys.run_manifest().manifest,
+            dataset=missing,
+            mirror=world.mirror,
+            models=world.models,
+            out=tmp_path,
         )
     assert not missing.exists()

@@ -26,7 +26,9 @@ def session(toys: Any, world: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
     said: list[tuple[str, dict[str, Any]]] = []
     job = toys.make_job(world, tmp_path_factory.mktemp("session"))
-    made = open_session(job, open_device("cpu"), Ranks(), lambda kind, **details: said.append((kind, details)))
+    made = open_session(
+        job, open_device("cpu"), Ranks(), lambda kind, **details: said.append((kind, details))
+    )
     made.said = said
     return made
 
@@ -36,7 +38,7 @@ def test_statistics_that_are_not_the_datasets(session: Any, world: Any, tmp_path
     from stack.train.policy import prove_statistics
 
     sample = session.dataset[3]
-    prove_statistics(session.processors, world.dataset, sample, session.policy.config)
+    prove_statistics(session.processors, world.dataset, sample)
     for key in ("observation.state", "action"):
         for change in (1e-3, 0.5):
             copy = tmp_path / f"{key}-{change}"
@@ -45,22 +47,27 @@ def test_statistics_that_are_not_the_datasets(session: Any, world: Any, tmp_path
             stats[key]["q99"][5] += change
             (copy / "meta" / "stats.json").write_text(json.dumps(stats))
             with pytest.raises(WorkFailed, match=rf"{key} is not normalised with the dataset's own"):
-                prove_statistics(session.processors, copy, sample, session.policy.config)
+                prove_statistics(session.processors, copy, sample)
 
 
-def test_golden_ids(session: Any, world: Any) -> None:
-    from stack.train.policy import check_golden
+def test_golden_ids(session: Any, world: Any, tmp_path: Path) -> None:
+    from stack.train.policy import prove_tokenizer
 
-    good = Golden(text="Task: pick", ids=tuple(session.processors.tokenizer_step.input_tokenizer("Task: pick").input_ids))
-    assert check_golden(session.processors, [good, good]) == 2
+    folder, step = world.mirror / "toy-tokenizer", session.processors.tokenizer_step
+    good = Golden(text="Task: pick", ids=tuple(step.input_tokenizer("Task: pick").input_ids))
+    assert prove_tokenizer(session.processors, folder, [good, good]) == 2
     changed = good.model_copy(update={"ids": (*good.ids[:2], 3, *good.ids[3:])})
-    with pytest.raises(BadRequest, match="the first difference at 2"):
-        check_golden(session.processors, [good, changed])
-    short = good.model_copy(update={"ids": good.ids[:-1]})
-    with pytest.raises(BadRequest, match=f"the first difference at {len(good.ids) - 1}"):
-        check_golden(session.processors, [short])
+    with pytest.raises(BadRequest, match="id 2 differs"):
+        prove_tokenizer(session.processors, folder, [good, changed])
     with pytest.raises(BadRequest, match="no golden encoding"):
-        check_golden(session.processors, [])
+        prove_tokenizer(session.processors, folder, [])
+    # The folder is right, but the processor holds another tokenizer.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "input_tokenizer", lambda text: {"input_ids": [2, 7]})
+        with pytest.raises(WorkFailed, match="another tokenizer"):
+            prove_tokenizer(session.processors, folder, [good])
+    with pytest.raises(BadRequest, match="folder is not there"):
+        prove_tokenizer(session.processors, tmp_path / "nowhere", [good])
 
 
 def test_the_hard_wired_tokenizer_name_is_not_used(session: Any, world: Any) -> None:
@@ -84,14 +91,17 @@ def test_a_prompt_that_is_cut_is_said(session: Any, toys: Any, world: Any, tmp_p
         job = toys.make_job(world, tmp_path / str(limit), policy={"tokenizer_max_length": limit})
         made = open_session(job, open_device("cpu"), Ranks(), emit)
         inputs = made.processors.before(
-            {key: value.unsqueeze(0) if hasattr(value, "unsqueeze") else [value] for key, value in made.dataset[0].items()}
+            {
+                key: value.unsqueeze(0) if hasattr(value, "unsqueeze") else [value]
+                for key, value in made.dataset[0].items()
+            }
         )
         tokens = inputs["observation.language.tokens"][0]
         assert tokens.shape == (limit,)
         warned = [text for text in said if "is cut off" in text]
         assert len(warned) == (limit == 40)
         if limit == 200:
-            assert made.prompt_tokens == int(inputs["observation.language.attention_mask"].sum())
+            assert made.proofs.prompt_tokens == int(inputs["observation.language.attention_mask"].sum())
             text = made.processors.tokenizer_step.input_tokenizer.decode(tokens, skip_special_tokens=True)
             assert text.rstrip().endswith("Action:")
             assert len(text.split("State: ")[1].split(";")[0].split()) == width
@@ -100,7 +110,9 @@ def test_a_prompt_that_is_cut_is_said(session: Any, toys: Any, world: Any, tmp_p
 @pytest.mark.parametrize(
     ("key", "limit"), [("observation.state", {"max_state_dim": 12}), ("action", {"max_action_dim": 12})]
 )
-def test_data_wider_than_the_policy(toys: Any, world: Any, tmp_path: Path, key: str, limit: dict[str, int]) -> None:
+def test_data_wider_than_the_policy(
+    toys: Any, world: Any, tmp_path: Path, key: str, limit: dict[str, int]
+) -> None:
     with pytest.raises(BadRequest, match=rf"{key} is 16 wide, and the policy takes 12"):
         toys.run_here(toys.make_job(world, tmp_path, policy=limit))
 
@@ -137,7 +149,8 @@ def test_other_dimensions_in_one_process(session: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "line"), [("0.4.0", "production"), ("0.4.4", "production"), ("0.3.4", "production"), ("0.6.1", "current")]
+    ("version", "line"),
+    [("0.4.0", "production"), ("0.4.4", "production"), ("0.3.4", "production"), ("0.6.1", "current")],
 )
 def test_lines(version: str, line: str) -> None:
     assert lines.line_of(version) == line
@@ -167,7 +180,10 @@ def test_the_childs_environment(tmp_path: Path) -> None:
     env = environment(tmp_path, is_cpu=True, ranks=1)
     assert env["HF_HUB_OFFLINE"] == env["TRANSFORMERS_OFFLINE"] == env["HF_DATASETS_OFFLINE"] == "1"
     assert (env["OMP_NUM_THREADS"], env["HF_HOME"]) == ("1", str(tmp_path))
-    assert "OMP_NUM_THREADS" not in environment(tmp_path, is_cpu=False, ranks=1).keys() - __import__("os").environ.keys()
+    assert (
+        "OMP_NUM_THREADS"
+        not in environment(tmp_path, is_cpu=False, ranks=1).keys() - __import__("os").environ.keys()
+    )
 
 
 def test_models_that_are_not_there(toys: Any, world: Any, tmp_path: Path) -> None:

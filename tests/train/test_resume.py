@@ -13,7 +13,8 @@ import pytest
 from stack.errors import BadRequest
 from stack.files import read_json, sha256_file, write_json
 from stack.train import checkpoint, lines
-from stack.train.checkpoint import IDENTITY, MODEL, STATE
+from stack.train.checkpoint import MODEL, STATE
+from stack.train.identity import IDENTITY
 
 pytestmark = pytest.mark.lerobot
 
@@ -63,7 +64,9 @@ def test_resume_is_exact(toys: Any, world: Any, straight: Any, tmp_path: Path, w
     assert [(w[0], pytest.approx(w[1])) for w in resumed.windows] == run.windows
 
 
-def test_without_the_random_state_it_would_not_be(toys: Any, world: Any, straight: Any, tmp_path: Path) -> None:
+def test_without_the_random_state_it_would_not_be(
+    toys: Any, world: Any, straight: Any, tmp_path: Path
+) -> None:
     """The test above would not see a missing random state unless losses depend on it: they do."""
     import torch
 
@@ -89,18 +92,22 @@ def test_a_stop_saves_and_the_rest_is_exact(toys: Any, world: Any, straight: Any
     assert sha256_file(again.checkpoints / weights) == sha256_file(job.checkpoints / weights)
 
 
-def test_accumulation_is_the_larger_batch(toys: Any, world: Any, tmp_path: Path) -> None:
-    """Two batches of 2 see the frames of one of 4; the gradient is their mean (noise is drawn in the same order)."""
-    halves = {"batch_per_device": 2, "accumulation": 2, "steps": 2}
-    sessions = []
-    for name, train in (("one", {"steps": 2}), ("two", halves)):
-        seen: list[int] = []
-        session, run = toys.run_here(toys.make_job(world, tmp_path / name, train=train))
-        for batch in session.order.batches(0, 2):
-            seen += batch
-        sessions.append((seen, run.losses))
-    assert sessions[0][0] == sessions[1][0]
-    assert sessions[1][1][0] == pytest.approx(sessions[0][1][0], rel=0.5)
+def test_accumulation_is_the_larger_batch(
+    toys: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches of 2 do what one of 4 does, to rounding, once noise and time are fixed for each frame."""
+    import torch
+
+    from stack.train import lines
+
+    model = lines.modeling().PI05Pytorch
+    monkeypatch.setattr(model, "sample_noise", lambda self, shape, device: torch.full(shape, 0.7))
+    monkeypatch.setattr(model, "sample_time", lambda self, size, device: torch.full((size,), 0.4))
+    halves = {"batch_per_device": 2, "accumulation": 2, "steps": 3}
+    _, one = toys.run_here(toys.make_job(world, tmp_path / "one", train={"steps": 3}))
+    _, two = toys.run_here(toys.make_job(world, tmp_path / "two", train=halves))
+    assert two.losses == pytest.approx(one.losses, rel=1e-4)
+    assert one.losses[2] < one.losses[0]
 
 
 def test_lerobot_loads_the_checkpoint(straight: Any, toys: Any) -> None:
@@ -137,7 +144,11 @@ def test_the_checkpoint_names_no_folder_of_this_machine(straight: Any) -> None:
     job, _ = straight
     folder = job.checkpoints / "000016" / MODEL
     saved = json.loads((folder / "policy_preprocessor.json").read_text())
-    names = [s["config"].get("tokenizer_name") for s in saved["steps"] if s.get("registry_name") == "tokenizer_processor"]
+    names = [
+        s["config"].get("tokenizer_name")
+        for s in saved["steps"]
+        if s.get("registry_name") == "tokenizer_processor"
+    ]
     assert names == ["tokenizer"]
     assert json.loads((folder / "config.json").read_text())["device"] == "cpu"
     assert (folder / "tokenizer" / "tokenizer.json").is_file()
@@ -158,7 +169,10 @@ def test_old_checkpoints_go_and_last_points_at_the_newest(toys: Any, world: Any,
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"line": "current" if lines.detect_line() == "production" else "production"}, "writ.*the state into the prompt"),
+        (
+            {"line": "current" if lines.detect_line() == "production" else "production"},
+            "writ.*the state into the prompt",
+        ),
         ({"toy": None}, "full size"),
     ],
 )
@@ -250,4 +264,6 @@ def test_a_value_that_is_not_a_number_is_named(
     _, run = toys.run_here(toys.make_job(world, tmp_path))
     assert run.trip is not None and (run.trip.outcome, run.trip.step) == ("nonfinite", 3)
     episode, frame = divmod(bad, toys.LENGTH)
-    assert [(c.feature, c.channel, c.episode, c.frame) for c in run.culprits] == [("action", "joint_7", episode, frame)]
+    assert [(c.feature, c.channel, c.episode, c.frame) for c in run.culprits] == [
+        ("action", "joint_7", episode, frame)
+    ]

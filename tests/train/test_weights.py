@@ -86,7 +86,8 @@ def test_an_embedding_of_its_own_is_not_the_heads_copy(make_policy: Any, edited:
     from stack.train import lines
 
     head, embedding = (
-        f"paligemma_with_expert.paligemma.{n}.weight" for n in ("lm_head", "model.language_model.embed_tokens")
+        f"paligemma_with_expert.paligemma.{n}.weight"
+        for n in ("lm_head", "model.language_model.embed_tokens")
     )
     folder = edited(lambda tensors: tensors.update({embedding: tensors[head] + 1}))
     policy = make_policy()
@@ -133,7 +134,9 @@ def test_a_pi0_file_is_named(make_policy: Any, edited: Any, torch_module: Any) -
 
 
 def test_other_widths_are_named_with_both(make_policy: Any, world: Any) -> None:
-    with pytest.raises(BadRequest, match=r"action_in_proj\.weight: \(64, 32\) in the file, \(64, 48\) in the pol"):
+    with pytest.raises(
+        BadRequest, match=r"action_in_proj\.weight: \(64, 32\) in the file, \(64, 48\) in the pol"
+    ):
         load(make_policy(max_action_dim=48), world.mirror / "toy-pi05")
 
 

@@ -27,6 +27,7 @@ HOST = "127.0.0.1"
 READY_LIMIT_S = 120.0
 STOP_LIMIT_S = 10.0
 POLL_S = 0.1
+HEALTH_TRIES = 3
 STATE = "server.json"
 LOCK = ".server.lock"
 SERVER_LOG = "server.log"
@@ -204,7 +205,9 @@ def _running(store: Path) -> Server | None:
     state = _read_state(store)
     if state is None or started_ticks(state["pid"]) != state["started"]:
         return None
-    return Server(store, state["uri"], state["pid"]) if _answers(state["uri"]) else None
+    # The process is the server; where the machine is busy its answer may take a while.
+    is_answering = any(_answers(state["uri"]) for _ in range(HEALTH_TRIES))
+    return Server(store, state["uri"], state["pid"]) if is_answering else None
 
 
 def _answers(uri: str) -> bool:

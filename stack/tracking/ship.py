@@ -88,13 +88,19 @@ def ship(folder: Path, server: str, *, log: Log | None = None) -> ShipReport:
     remote = Remote(server)
     runs: dict[str, ShippedRun] = {}
     for path, head in journals:
-        run = runs[head.run_id] = _ship_one(path, head, folder, remote)
+        try:
+            run = runs[head.run_id] = _ship_one(path, head, folder, remote)
+        except FileNotFoundError:
+            # A stage that has become whole is renamed with its journal; the next call finds it.
+            log(f"{head.name}: its folder was moved or removed meanwhile; ship again")
+            continue
         log(f"{run.name}: {run.status}, {run.points_sent} points and {run.artifacts_sent} files sent")
         for note in run.notes:
             log(f"{run.name}: {note}")
     _close_vanished(runs, remote, log)
-    top = next(iter(runs.values())).experiment_id
-    return ShipReport(remote.uri, remote.table_url(top), tuple(runs.values()), time.monotonic() - started)
+    shipped = tuple(runs.values())
+    url = remote.table_url(shipped[0].experiment_id) if shipped else remote.uri
+    return ShipReport(remote.uri, url, shipped, time.monotonic() - started)
 
 
 def _say_nothing(line: str) -> None:

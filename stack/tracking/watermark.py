@@ -51,6 +51,8 @@ def known(folder: Path, run: Any, content: bytes) -> Sent:
 
 
 def remember(folder: Path, sent: Sent) -> None:
+    if not folder.is_dir():
+        return  # renamed meanwhile, as a stage is that has become whole; it must not come back
     # A read-only copy of a run folder ships as well; its artifacts are then sent each time.
     with suppress(OSError):
         write_json(folder / WATERMARK, vars(sent))

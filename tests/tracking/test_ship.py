@@ -23,6 +23,7 @@ from stack.errors import BadRequest, Exit, NotAble
 from stack.tracking import Journal, Server, ship, views
 from stack.tracking import names as tracked
 from stack.tracking.journal import JOURNAL
+from stack.tracking.remote import Remote
 
 DIGEST = hashlib.sha256(b"a dataset").hexdigest()
 
@@ -471,6 +472,29 @@ def test_a_copied_folder_ships_as_the_same_run(store: Any, tmp_path: Path) -> No
     assert store.all_of(journal.run_id) == before
     with pytest.raises(BadRequest, match="two journals are of the same run"):
         ship(tmp_path, store.uri)
+
+
+@pytest.mark.parametrize("moment", ["_wait_for_health", "set_status"])
+def test_a_stage_that_is_renamed_meanwhile_is_found_by_the_next_call(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    journal = whole_run(tmp_path / ".stage.partial-1")
+    real = getattr(Remote, moment)
+
+    def renaming(*args: Any) -> Any:
+        (tmp_path / ".stage.partial-1").rename(tmp_path / "stage")
+        return real(*args)
+
+    monkeypatch.setattr(Remote, moment, renaming)
+    said: list[str] = []
+    ship(tmp_path, store.uri, log=said.append)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+    assert any("meanwhile" in line for line in said) == (moment == "_wait_for_health")
+    ship(tmp_path, store.uri)
+    run = store.run(journal.run_id)
+    assert store.rows(run.info.run_id) == store.written(tmp_path / "stage" / JOURNAL)
+    assert store.files(run.info.run_id) == ["events.json", "provenance/manifest.json", "verdict.html"]
 
 
 def test_a_server_that_is_away_is_named_in_seconds_and_nothing_is_lost(tmp_path: Path) -> None:

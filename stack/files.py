@@ -103,7 +103,9 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
             tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}{PARTIAL_MARK}{os.getpid()}-")
         )
     except OSError as error:
-        raise NotAble("folder-not-writable", f"cannot write here: {error}", where=str(target.parent)) from error
+        raise NotAble(
+            "folder-not-writable", f"cannot write here: {error}", where=str(target.parent)
+        ) from error
     os.chmod(partial, 0o755)
     try:
         yield partial

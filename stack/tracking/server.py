@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -30,6 +34,8 @@ POLL_S = 0.1
 HEALTH_TRIES = 3
 STATE = "server.json"
 LOCK = ".server.lock"
+DATABASE = "mlflow.db"
+MADE = ".database-made"  # its tables were all there once; MLflow makes them in many steps
 SERVER_LOG = "server.log"
 LOG_LINES = 12
 ALLOWED_HOSTS = "localhost,localhost:*,127.0.0.1,127.0.0.1:*"
@@ -75,12 +81,14 @@ class Server:
             if running is not None:
                 log(f"tracking server is running already at {running.uri}")
                 return running
+            _set_half_made_aside(store, log)
             server = _spawn(store, port)
             try:
                 server._wait_until_ready()
             except BaseException:
                 server.stop()
                 raise
+            (store / MADE).touch()
             state = {"pid": server.pid, "started": started_ticks(server.pid), "uri": server.uri}
             write_json(store / STATE, state)
         log(f"tracking server at {server.uri}, ready after {server.ready_s:.1f} s")
@@ -218,6 +226,41 @@ def _answers(uri: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, ValueError):
         return False
+
+
+def _set_half_made_aside(store: Path, log: Log) -> None:
+    """A server killed while it made its tables leaves a database that no server opens again.
+
+    One that holds runs is never touched.
+    """
+    database = store / DATABASE
+    if not database.exists() or (store / MADE).exists() or _count_runs(database) != 0:
+        return
+    aside = store / f"{DATABASE}.half-made-{int(time.time())}"
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        left = store / (DATABASE + suffix)
+        if left.exists():
+            left.rename(aside.with_name(aside.name + suffix))
+    log(f"an unfinished database without runs was set aside as {aside.name}")
+
+
+def _count_runs(database: Path) -> int | None:
+    """Runs in it; 0 where the table is not there yet; None where it cannot be told.
+
+    A copy is asked: reading what a kill left behind rolls the last change back, which is a write.
+    """
+    with tempfile.TemporaryDirectory(dir=database.parent, prefix=".look-") as folder:
+        for suffix in ("", "-journal", "-wal"):
+            left = database.with_name(database.name + suffix)
+            if left.exists():
+                shutil.copyfile(left, Path(folder) / left.name)
+        try:
+            with contextlib.closing(sqlite3.connect(Path(folder) / database.name)) as db:
+                if not db.execute("select 1 from sqlite_master where name = 'runs'").fetchall():
+                    return 0
+                return int(db.execute("select count(*) from runs").fetchone()[0])
+        except sqlite3.Error:
+            return None
 
 
 def _spawn(store: Path, port: int | None) -> Server:

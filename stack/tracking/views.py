@@ -15,6 +15,11 @@ VIEW = "stack"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 
 DURATION = "attributes.`Duration`"
+WIDTHS = {  # pixels, where the page's own would cut what is read first
+    f"tags.`{names.VERDICT}`": 190,
+    f"metrics.`{names.FINAL_SAMPLES_PER_S}`": 150,
+    f"metrics.`{names.FINAL_PEAK_MEMORY_BYTES}`": 190,
+}
 VIEW_DEFAULTS = {  # the state that the page itself would share; source: MLflow's user interface
     "searchFilter": "",
     "orderByKey": "attributes.start_time",
@@ -81,6 +86,6 @@ def experiment_tags(experiment_id: str, name: str) -> dict[str, str]:
     if name not in EXPERIMENTS:
         return {}
     columns = [*VIEWS[name], DURATION]
-    view = {**VIEW_DEFAULTS, "selectedColumns": columns, "columnOrder": columns}
+    view = {**VIEW_DEFAULTS, "selectedColumns": columns, "columnOrder": columns, "columnWidths": WIDTHS}
     link = f"[**Open the table with its columns**]({table(experiment_id)})"
     return {names.DESCRIPTION: f"{link}: {EXPERIMENTS[name]}", VIEW_TAG: json.dumps(view)}

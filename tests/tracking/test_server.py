@@ -129,6 +129,40 @@ def test_the_server_of_a_killed_process_ends_too(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+def test_a_kill_while_the_tables_are_made_costs_nothing(tmp_path: Path) -> None:
+    """MLflow makes its tables in many steps, and never again opens a database that has only some of them."""
+    code = (
+        "import os, sys, threading, time, pathlib\n"
+        "from stack.tracking import Server\n"
+        "store = pathlib.Path(sys.argv[1])\n"
+        "threading.Thread(target=Server.start, args=(store,), daemon=True).start()\n"
+        "while not (store / 'mlflow.db').exists() or (store / 'mlflow.db').stat().st_size < 40_000:\n"
+        "    time.sleep(0.01)\n"
+        "os._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120)
+    lines: list[str] = []
+    with Server.start(tmp_path, log=lines.append) as server:
+        assert answers(server.uri)
+    assert any("set aside" in line for line in lines)
+
+
+def test_a_database_with_runs_is_never_set_aside(tmp_path: Path) -> None:
+    import sqlite3
+
+    from stack.tracking.server import _set_half_made_aside
+
+    with sqlite3.connect(tmp_path / "mlflow.db") as db:
+        db.execute("create table runs (id text)")
+        db.execute("insert into runs values ('one')")
+    _set_half_made_aside(tmp_path, print)
+    assert (tmp_path / "mlflow.db").exists()
+    with sqlite3.connect(tmp_path / "mlflow.db") as db:
+        db.execute("delete from runs")
+    _set_half_made_aside(tmp_path, print)
+    assert not (tmp_path / "mlflow.db").exists() and list(tmp_path.glob("mlflow.db.half-made-*"))
+
+
 def _status(url: str, host: str) -> int:
     request = urllib.request.Request(url, headers={"Host": host})
     try:

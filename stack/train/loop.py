@@ -183,7 +183,6 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
         )
     )
     session.device.reset_memory_peak()
-    saved = session.start.step
     for step in range(session.start.step + 1, train.steps + 1):
         started = time.perf_counter()
         batch_list, channel_losses, loss, wait_s = _forward_backward(session, model, batches)
@@ -207,9 +206,8 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
         run.is_stopped = ranks.any(should_stop()) and step < train.steps
         if step % train.save_every == 0 or step == train.steps or run.is_stopped:
             _save(session, step, run, emit)
-            saved = step
         if run.is_stopped:
-            run.message = f"stopped after step {step} of {train.steps}; the checkpoint is of step {saved}"
+            run.message = f"stopped after step {step} of {train.steps}, saved; go on with --resume"
             return run
     return run
 

@@ -4,9 +4,11 @@
     python scripts/screenshot_ui.py http://127.0.0.1:5000 work/ui --experiment stack/reproduce
 
 Which pages: of each experiment the table of runs; of each run that has a curve its overview and its charts;
-of each parent with points below it the comparison of the points; of each run with an HTML artifact that
-artifact. Needs chromium and chromedriver (Debian: `apt-get install chromium chromium-driver`) and the Python
-package selenium. Exit code 3 says which of them is missing.
+of each parent with points below it the comparison of the points; of each run with HTML artifacts its
+verdict, or else the first.
+
+Needs chromium and chromedriver (Debian: `apt-get install chromium chromium-driver`) and the Python package
+selenium. Exit code 3: one of them is missing, and which.
 """
 
 from __future__ import annotations
@@ -103,14 +105,9 @@ def pages(api: Api, runs: list[Run]) -> Iterator[tuple[str, str, str]]:
         if any(api.points(info["run_id"], key) > 1 for key in keys):
             yield f"run-{part}", f"{address}?{MODE}", HEADING
             yield f"charts-{part}", f"{address}/model-metrics?{MODE}", CHART
-        for path in api.artifacts(info["run_id"]):
-            if path.endswith(".html"):
-                yield (
-                    f"artifact-{part}-{_file_part(path)}",
-                    f"{address}/artifacts/{quote(path)}?{MODE}",
-                    "iframe",
-                )
-                break
+        reports = [path for path in api.artifacts(info["run_id"]) if path.endswith(".html")]
+        for path in sorted(reports, key=lambda path: not path.startswith("verdict"))[:1]:
+            yield f"artifact-{part}-{_file_part(path)}", f"{address}/artifacts/{quote(path)}?{MODE}", "iframe"
         children = [other for other in runs if _tags(other).get("mlflow.parentRunId") == info["run_id"]]
         if _tags(run).get("stack.kind") == "sweep" and len(children) > 1:
             yield f"run-{part}", f"{address}?{MODE}", HEADING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,7 @@ class Recorder:
         self._journal: Journal | None = None
         self._stop = threading.Event()
         self._shipper: threading.Thread | None = None
+        self._failure: StackError | None = None
         self._store = context.work / "tracking"
 
     def __enter__(self) -> Recorder:
@@ -94,12 +96,18 @@ class Recorder:
         was_shipped = (self._context.folder / ".shipped.json").exists()
         if not self._is_tracked or not (self._context.folder / JOURNAL).exists():
             return self._store if was_shipped else None
-        if self._journal is None and was_shipped:
+        if self._shipper is None and was_shipped:
             return self._store
         self._stop.set()
-        if self._shipper is not None:
+        if self._shipper is None:
+            self._ship_beside()
+        else:
             self._shipper.join()
-        return self._store if self._ship_once() else None
+        if self._failure is None:
+            return self._store
+        self._context.log(f"tracking: the record was not shipped, the run is not affected: {self._failure}")
+        self._context.log(f"  later: stack track ship {self._context.folder}")
+        return None
 
     def _end(self, status: Status) -> None:
         if self._journal is not None:
@@ -107,30 +115,27 @@ class Recorder:
             self._journal.close()
 
     def _ship_beside(self) -> None:
-        """Keep a server up and the record current while the stages run, so that curves can be watched."""
+        """Keep one server up and the record current while the stages run; ship the rest when they are done."""
         from stack.tracking.server import Server
         from stack.tracking.ship import ship
 
         try:
             with Server.start(self._store) as server:
-                self._context.log(f"tracking: watch the run at {server.uri}")
+                if not self._stop.is_set():
+                    self._context.log(f"tracking: watch the run at {server.uri}")
                 while not self._stop.wait(SHIP_EVERY_S):
-                    ship(self._context.folder, server.uri)
-        except StackError:
-            return  # said once, at the end, when shipping is tried again
-
-    def _ship_once(self) -> bool:
-        from stack.tracking.server import Server
-        from stack.tracking.ship import ship
-
-        try:
-            with Server.start(self._store) as server:
+                    self._try(lambda: ship(self._context.folder, server.uri))
                 ship(self._context.folder, server.uri)
+                self._failure = None
         except StackError as error:
-            self._context.log(f"tracking: the record was not shipped, the run is not affected: {error}")
-            self._context.log(f"  later: stack track ship {self._context.folder}")
-            return False
-        return True
+            self._failure = error
+
+    def _try(self, shipping: Callable[[], object]) -> None:
+        """One pass while the run goes on; what fails now may well succeed at the end."""
+        try:
+            shipping()
+        except StackError as error:
+            self._failure = error
 
 
 def _resolved(context: Context) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def _prepare(context: Context) -> Stage:
                 "widths": prepared.widths,
                 "content_digest": prepared.content_digest,
                 "sources": [
-                    {"name": source["name"], "digest": source["rows_digest"]} for source in provenance["sources"]
+                    {"name": source["name"], "digest": source["rows_digest"]}
+                    for source in provenance["sources"]
                 ],
             }
         )
@@ -176,7 +177,9 @@ def _audit(context: Context) -> Stage:
             "notes": sum(f.severity == "note" for f in report.faults),
         }
         summary = f"{len(errors)} errors: {', '.join(facts['codes'])}"
-        return Outcome(facts, good=not errors, message=f"{summary}\n\n{render_text(report)}" if errors else "")
+        return Outcome(
+            facts, good=not errors, message=f"{summary}\n\n{render_text(report)}" if errors else ""
+        )
 
     inputs = {
         "content": context.facts("prepare")["content_digest"],
@@ -303,6 +306,8 @@ def _train(context: Context) -> Stage:
             parent=context.parent,
             log=context.log,
         )
+        if result.outcome == "stopped":
+            raise KeyboardInterrupt  # its folder stays as it is, and the next call goes on from there
         return Outcome(result.to_json(), good=result.outcome == "finished", message=result.message or "")
 
     inputs = {

@@ -62,7 +62,6 @@ def test_the_prepared_dataset_is_read_by_lerobot_with_the_right_frames(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    from stack.demo.faults import CAMERA_KEYS
     from stack.demo.identity import read_identity
 
     root = house.work / "runs" / "demo-cpu" / "prepare"

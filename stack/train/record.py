@@ -70,7 +70,7 @@ def open_journal(loaded: Loaded[RunManifest], job: Job, parent: str | None) -> J
     run = job.run
     journal = Journal(
         job.out,
-        name=run.name,
+        name=f"{run.name} train",
         experiment=names.TRAIN,
         parent=parent,
         tags={names.DEVICE: run.device.kind, "stack.run": run.name},
@@ -131,7 +131,7 @@ def close_journal(journal: Journal, result: TrainResult, out: Path) -> None:
     weights = result.weights or {}
     journal.tags(
         {
-            names.OUTCOME: result.outcome,
+            names.OUTCOME: "ok" if result.outcome == "finished" else result.outcome,
             names.LINE: result.line,
             "stack.device_name": result.device.get("name"),
             names.WEIGHTS_DIGEST: weights.get("file_sha256"),

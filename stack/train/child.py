@@ -68,7 +68,7 @@ def run_child(
     timeout_s: float | None = None,
     on_poll: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run `command` to its end; SIGINT and SIGTERM to this process are passed on to its whole group.
+    """Run `command` to its end; SIGINT and SIGTERM to this process reach it as SIGTERM.
 
     Args:
         output: gets the child's stdout and stderr.
@@ -117,8 +117,9 @@ def _forward_signals(child: subprocess.Popen[bytes], seen: list[int]) -> Callabl
         return lambda: None
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        # Not the group: a loader worker that ends first makes a crash of what is to be an orderly stop.
         seen.append(number)
-        _signal_group(child, signal.SIGTERM)
+        child.send_signal(signal.SIGTERM)
 
     before: dict[int, Any] = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
 

@@ -62,6 +62,7 @@ def test_the_prepared_dataset_is_read_by_lerobot_with_the_right_frames(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+    from stack.demo.faults import CAMERA_KEYS
     from stack.demo.identity import read_identity
 
     root = house.work / "runs" / "demo-cpu" / "prepare"
@@ -76,7 +77,7 @@ def test_the_prepared_dataset_is_read_by_lerobot_with_the_right_frames(
             identity = read_identity(picture)
             assert identity is not None
             assert (identity.episode, identity.frame) == (source["source_episode"], int(item["frame_index"]))
-            assert identity.camera == camera
+            assert CAMERA_KEYS[identity.camera] == camera
             assert ("demo_task", "demo_task-1")[identity.delivery] == source["source"]
 
 

@@ -154,7 +154,9 @@ def link(venv_folder: Path, packages: Path, line: str) -> None:
     final_python = venv_folder / "bin" / "python"
     launcher = partial / "bin" / "stack"
     # Worker processes import the launcher again; only the first one may start the program.
-    launcher.write_text(f"#!{final_python}\nfrom stack.cli import main\n\nif __name__ == '__main__':\n    main()\n")
+    launcher.write_text(
+        f"#!{final_python}\nfrom stack.cli import main\n\nif __name__ == '__main__':\n    main()\n"
+    )
     launcher.chmod(0o755)
     (partial / "stack-line").write_text(f"{line}\n")
     (partial / "stack-env").write_text(f"{packages}\n{ROOT}\n")

@@ -19,7 +19,7 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "MLFLOW_DISABLE_TELEMETRY"):
     os.environ[name] = "1"
-# A shell starts background jobs with SIGINT ignored, and children inherit that: interrupts could not be tested.
+# A shell starts background jobs with SIGINT ignored, and children inherit that: no interrupt could be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Children of the tests find the checkout's package, whatever folder they start in.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -117,7 +117,7 @@ def _disk(needs: Needs) -> list[Fault]:
         Fault(
             "doctor-disk",
             "error",
-            f"{free / 1e9:.1f} GB free; checkpoints and the prepared data want {needs.disk_bytes / 1e9:.1f} GB",
+            f"{free / 1e9:.1f} GB free; data and checkpoints want {needs.disk_bytes / 1e9:.1f} GB",
             "the run would end when a checkpoint cannot be written",
             "free some space or choose another --work folder",
             where=Place(file=str(needs.disk)),

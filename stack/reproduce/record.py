@@ -115,7 +115,7 @@ class Recorder:
             self._journal.close()
 
     def _ship_beside(self) -> None:
-        """Keep one server up and the record current while the stages run; ship the rest when they are done."""
+        """Keep one server up and the record current while the stages run; ship the rest at the end."""
         from stack.tracking.server import Server
         from stack.tracking.ship import ship
 

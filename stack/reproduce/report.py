@@ -60,7 +60,8 @@ table {{ border-collapse: collapse; width: 100% }}
 td, th {{ text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #d8dee4; vertical-align: top;
   overflow-wrap: anywhere }}
 th {{ background: #f6f8fa }} tr.fail td:last-child {{ color: #b42318; font-weight: 600 }}
-tr.pass td:last-child {{ color: #1a7f37 }} td:last-child, td:first-child {{ white-space: nowrap }} tr.open td:last-child {{ color: #9a6700 }}
+tr.pass td:last-child {{ color: #1a7f37 }}
+td:last-child, td:first-child {{ white-space: nowrap }} tr.open td:last-child {{ color: #9a6700 }}
 </style></head><body>
 <h1>{escape(verdict.run)}: <b>{escape(verdict.headline)}</b></h1>{stopped}
 <h2>Gates</h2>

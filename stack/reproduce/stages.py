@@ -170,13 +170,14 @@ def _audit(context: Context) -> Stage:
         write_json(out / "audit.json", report.to_json())
         write_text(out / "audit.html", render_html(report))
         errors = [f for f in report.faults if f.severity == "error" and f.code not in audit_section.allow]
+        codes = sorted({f.code for f in errors})
         facts = {
             "errors": len(errors),
-            "codes": sorted({f.code for f in errors}),
+            "codes": codes,
             "warnings": sum(f.severity == "warning" for f in report.faults),
             "notes": sum(f.severity == "note" for f in report.faults),
         }
-        summary = f"{len(errors)} errors: {', '.join(facts['codes'])}"
+        summary = f"{len(errors)} errors: {', '.join(codes)}"
         return Outcome(
             facts, good=not errors, message=f"{summary}\n\n{render_text(report)}" if errors else ""
         )

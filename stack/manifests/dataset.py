@@ -104,6 +104,23 @@ class Camera(Strict):
     source: str | None = Field(default=None, alias="from")
 
 
+class Transcode(Strict):
+    """How `videos: transcode` encodes pictures anew: small, and quick to reach in any order.
+
+    Attributes:
+        size: side of the square in pixels; pictures keep their shape and are padded with black, by the
+            policy's own rule. 224 is what pi0.5 takes.
+        gop: frames from one key frame to the next; 2 makes any frame at most one decoding step away.
+        codec: what the pictures are encoded with.
+        crf: the encoder's quality, 0 (best) to 51.
+    """
+
+    size: int = Field(default=224, ge=16, le=4096, multiple_of=2)
+    gop: int = Field(default=2, ge=1, le=1000)
+    codec: Literal["h264", "hevc", "av1"] = "h264"
+    crf: int = Field(default=18, ge=0, le=51)
+
+
 class ExpectedData(Strict):
     """Counts that must hold exactly.
 
@@ -127,6 +144,7 @@ class DatasetManifest(Strict):
         cameras: cameras to keep. Not given: every camera that all sources share.
         tasks: task text as delivered -> task text to write.
         robot_type: settles sources that disagree.
+        transcode: how pictures are encoded where `videos: transcode` is chosen.
     """
 
     schema_: Literal["stack/dataset/1"] = Field(alias="schema")
@@ -137,6 +155,7 @@ class DatasetManifest(Strict):
     tasks: dict[str, str] = Field(default_factory=dict)
     robot_type: str | None = None
     videos: Literal["join", "link", "transcode"] = "join"
+    transcode: Transcode = Transcode()
     expect: ExpectedData = ExpectedData()
 
     @model_validator(mode="after")

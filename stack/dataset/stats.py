@@ -42,6 +42,11 @@ class Stats:
     q90: NDArray[np.float64]
     q99: NDArray[np.float64]
 
+    def reshaped(self, shape: tuple[int, ...]) -> Stats:
+        """The same statistics in a feature's own shape; `count` stays (1,)."""
+        own = {f.name: getattr(self, f.name).reshape(shape) for f in fields(self) if f.name != "count"}
+        return Stats(count=self.count, **own)
+
     def to_json(self) -> dict[str, Any]:
         """Nested lists, as in stats.json."""
         return {f.name: getattr(self, f.name).tolist() for f in fields(self)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stack.dataset.model import ClipRef
+from stack.dataset.pictures import PictureJob, sample_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.selection import Recipe, Selected, Selection
 from stack.dataset.stats import CameraSample, Stats, camera_stats, sample_camera
@@ -87,7 +88,7 @@ def write_v30(
 def _write_data(root: Path, selection: Selection, plan: FilePlan, pool: Pool, log: Log) -> list[DataDone]:
     jobs = [
         DataJob(
-            root, entry, selection.vectors, _used(selection, entry.episodes), selection.tasks, selection.fps
+            root, entry, selection.columns, _used(selection, entry.episodes), selection.tasks, selection.fps
         )
         for entry in plan.data
     ]
@@ -120,6 +121,10 @@ def _sample_cameras(selection: Selection, pool: Pool, log: Log) -> dict[tuple[st
         s.episode.clips[camera] for camera in selection.cameras for s in selection.episodes
     ]
     samples = dict(zip(keys, pool.map(sample_camera, clips), strict=True))
+    pictured = [(name, s) for name in selection.pictures for s in selection.episodes]
+    work = [PictureJob(s.episode, selection.source_feature(s, name)) for name, s in pictured]
+    for (name, s), sample in zip(pictured, pool.map(sample_pictures, work), strict=True):
+        samples[name, s.episode.index] = sample
     if samples:
         frames = sum(sample.frames for sample in samples.values())
         log(f"camera statistics from {frames} sampled frames")
@@ -148,7 +153,10 @@ def _write_meta(
     paths = tuple(entry.path for entry in plan.data)
     jobs = [PooledJob(root, paths, name) for name in names]
     pooled: dict[str, Stats] = dict(zip(names, pool.map(pooled_stats, jobs), strict=True))
-    for camera in selection.cameras:
+    for name, feature in selection.vectors.items():
+        if len(feature.shape) > 1:
+            pooled[name] = pooled[name].reshaped(feature.shape)
+    for camera in (*selection.cameras, *selection.pictures):
         taken = [sample for (name, _), sample in samples.items() if name == camera]
         pooled[camera] = camera_stats([], samples=taken)
     write_stats(root, pooled)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.model import ClipRef, Feature
+from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks
 from stack.dataset.stats import Stats, vector_stats
 from stack.dataset.video import VideoInfo, join, probe
@@ -24,6 +25,7 @@ from stack.errors import BadRequest, WorkFailed
 from stack.files import sha256_file
 
 PTS_TOLERANCE_S = 1e-4
+ARRAY_DIMENSIONS_MAX = 5
 INDEX_DTYPES = {
     "timestamp": "float32",
     "frame_index": "int64",
@@ -125,10 +127,24 @@ def _episode_columns(selected: Selected, job: DataJob, first: int) -> dict[str, 
 def _to_arrow(values: Column, kind: pa.DataType) -> pa.Array:
     if not isinstance(values, np.ndarray):
         return values
+    if values.ndim > 2:
+        # Lists of lists, each level with its own offsets: the storage of `datasets`' ArrayXD.
+        array = pa.array(np.ascontiguousarray(values).reshape(-1), type=_innermost(kind))
+        for axis in range(values.ndim - 1, 0, -1):
+            count, size = int(np.prod(values.shape[:axis])), values.shape[axis]
+            offsets = pa.array(np.arange(count + 1, dtype=np.int32) * size)
+            array = pa.ListArray.from_arrays(offsets, array)
+        return array.cast(kind)
     if pa.types.is_fixed_size_list(kind):
         flat = pa.array(np.ascontiguousarray(values).reshape(-1), type=kind.value_type)
         return pa.FixedSizeListArray.from_arrays(flat, type=kind)
     return pa.array(values, type=kind)
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return kind
 
 
 def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
@@ -139,13 +155,15 @@ def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
     fields: list[pa.Field] = []
     described: dict[str, dict[str, Any]] = {}
     for name, feature in features.items():
-        if len(feature.shape) != 1:
-            raise BadRequest(
-                "write-feature-shape",
-                f"{name} has shape {list(feature.shape)}; only one-dimensional features can be written",
-                do="leave the feature out",
-            )
+        if feature.is_image:
+            fields.append(pa.field(name, PICTURE_TYPE))
+            described[name] = {"_type": "Image"}
+            continue
         kind = pa.type_for_alias(feature.dtype)
+        if len(feature.shape) > 1:
+            fields.append(pa.field(name, _nested(kind, len(feature.shape))))
+            described[name] = array_entry(name, feature)
+            continue
         value = {"dtype": feature.dtype, "_type": "Value"}
         if feature.shape == (1,):
             fields.append(pa.field(name, kind))
@@ -158,6 +176,25 @@ def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
         described[name] = {"dtype": dtype, "_type": "Value"}
     metadata = {"huggingface": json.dumps({"info": {"features": described}})}
     return pa.schema(fields, metadata=metadata)
+
+
+def _nested(kind: pa.DataType, depth: int) -> pa.DataType:
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    return kind
+
+
+def array_entry(name: str, feature: Feature) -> dict[str, Any]:
+    """What `datasets` calls a feature of two to five dimensions: Array2D to Array5D, stored as nested lists."""
+    depth = len(feature.shape)
+    if depth > ARRAY_DIMENSIONS_MAX or feature.dtype == "string":
+        raise BadRequest(
+            "write-feature-shape",
+            f"{name} has shape {list(feature.shape)} of {feature.dtype}; lerobot reads numbers of at most "
+            f"{ARRAY_DIMENSIONS_MAX} dimensions",
+            do="leave the feature out",
+        )
+    return {"shape": list(feature.shape), "dtype": feature.dtype, "_type": f"Array{depth}D"}
 
 
 def write_video_file(job: VideoJob) -> VideoDone:
@@ -224,7 +261,7 @@ def pooled_stats(job: PooledJob) -> Stats:
 
 
 def read_written(root: Path, paths: Sequence[str], feature: str) -> NDArray[Any]:
-    """(N,) or (N, D) in the written dtype, in the order of the files."""
+    """(N,), (N, D), or (N, all values of a frame) where there are more dimensions, in the written dtype."""
     parts: list[Any] = []
     for path in paths:
         with pq.ParquetFile(root / path) as parquet:
@@ -234,6 +271,11 @@ def read_written(root: Path, paths: Sequence[str], feature: str) -> NDArray[Any]
             if pa.types.is_fixed_size_list(chunk.type):
                 values = chunk.flatten().to_numpy(zero_copy_only=False)
                 parts.append(values.reshape(len(chunk), chunk.type.list_size))
+            elif pa.types.is_list(chunk.type):
+                frames = len(chunk)
+                while pa.types.is_list(chunk.type):
+                    chunk = chunk.flatten()
+                parts.append(chunk.to_numpy(zero_copy_only=False).reshape(frames, -1))
             else:
                 parts.append(chunk.to_numpy(zero_copy_only=False))
     return np.concatenate(parts)

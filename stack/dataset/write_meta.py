@@ -39,7 +39,10 @@ def write_info(root: Path, selection: Selection, plan: FilePlan, infos: Mapping[
     """
     features: dict[str, Any] = {}
     for name, feature in selection.features.items():
-        features[name] = _camera_entry(infos[name]) if feature.is_camera else _vector_entry(feature)
+        if feature.is_image:
+            features[name] = _picture_entry(feature)
+        else:
+            features[name] = _camera_entry(infos[name]) if feature.is_camera else _vector_entry(feature)
     for name, dtype in INDEX_DTYPES.items():
         features[name] = {"dtype": dtype, "shape": [1], "names": None}
     caps = plan.caps
@@ -95,6 +98,10 @@ def _camera_entry(info: VideoInfo) -> dict[str, Any]:
             "has_audio": info.has_audio,
         },
     }
+
+
+def _picture_entry(feature: Feature) -> dict[str, Any]:
+    return {"dtype": "image", "shape": list(feature.shape), "names": ["height", "width", "channels"]}
 
 
 def write_stats(root: Path, stats: Mapping[str, Stats]) -> None:

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from stack.dataset.model import ClipRef, Feature
+from stack.dataset.pictures import picture_bytes
 from stack.dataset.selection import Selected, Selection
 from stack.dataset.video import VideoInfo, probe, why_not_joinable
 from stack.errors import BadRequest
@@ -126,7 +127,13 @@ def plan_files(
 
 def _plan_data(selection: Selection, caps: Caps) -> list[DataFile]:
     bytes_per_row = INDEX_BYTES + sum(_row_bytes(f) for f in selection.vectors.values())
-    groups = _roll(selection.episodes, lambda s: s.episode.length * bytes_per_row, caps.data_mb * MB)
+
+    def size_bytes(selected: Selected) -> float:
+        shown = (selection.source_feature(selected, name).name for name in selection.pictures)
+        pictures = sum(picture_bytes(selected.episode.rows, name) for name in shown)
+        return selected.episode.length * bytes_per_row + pictures
+
+    groups = _roll(selection.episodes, size_bytes, caps.data_mb * MB)
     files, first = [], 0
     for number, group in enumerate(groups):
         chunk, file = divmod(number, caps.files_per_chunk)

@@ -185,7 +185,7 @@ def _nested(kind: pa.DataType, depth: int) -> pa.DataType:
 
 
 def array_entry(name: str, feature: Feature) -> dict[str, Any]:
-    """What `datasets` calls a feature of two to five dimensions: Array2D to Array5D, stored as nested lists."""
+    """What `datasets` calls a feature of two to five dimensions: Array2D to Array5D, stored as lists."""
     depth = len(feature.shape)
     if depth > ARRAY_DIMENSIONS_MAX or feature.dtype == "string":
         raise BadRequest(

@@ -27,6 +27,12 @@ def decode(file: Path, frames: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     Raises:
         BadRequest: a number is out of range, or the picture cannot be decoded.
     """
+    for picture in decode_frames(file, frames):
+        yield np.asarray(picture.to_ndarray(format="rgb24"), dtype=np.uint8)
+
+
+def decode_frames(file: Path, frames: Sequence[int]) -> Iterator[VideoFrame]:
+    """As `decode`, in the pixel format of the file."""
     index = index_video(file)
     for frame in frames:
         if not 0 <= frame < index.info.frames:
@@ -35,7 +41,7 @@ def decode(file: Path, frames: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     return _decode(index, frames)
 
 
-def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[VideoFrame]:
     info = index.info
     key_frames = info.key_frames
     number = {ticks: n for n, ticks in enumerate(info.pts)}
@@ -52,7 +58,7 @@ def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[NDArray[np.uin
                     pictures = _pictures(container, stream, info.file)
                 held = _forward(pictures, frame, number, info.file)
                 at = frame + 1
-            yield np.asarray(held[1].to_ndarray(format="rgb24"), dtype=np.uint8)
+            yield held[1]
 
 
 def _pictures(container: InputContainer, stream: VideoStream, file: Path) -> Iterator[VideoFrame]:

@@ -85,7 +85,7 @@ def decode_picture(cell: bytes, where: str) -> NDArray[np.uint8]:
         )
     try:
         context = av.CodecContext.create(codec, "r")
-        frames = [*context.decode(av.Packet(cell)), *context.decode(None)]  # type: ignore[attr-defined]
+        frames = [*context.decode(av.Packet(cell)), *context.decode(None)]
     except (av.FFmpegError, ValueError) as error:
         raise BadRequest(
             "picture-not-decodable", f"the {codec} cannot be decoded: {error}", where=where
@@ -139,4 +139,4 @@ def picture_bytes(rows: RowsRef, name: str) -> float:
                 entry = metadata.row_group(group).column(column)
                 if entry.path_in_schema == name or entry.path_in_schema.startswith(f"{name}."):
                     total += entry.total_uncompressed_size
-        return total * rows.count / max(1, metadata.num_rows)
+        return float(total * rows.count / max(1, metadata.num_rows))

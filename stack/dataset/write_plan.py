@@ -12,7 +12,7 @@ import numpy as np
 from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import picture_bytes
 from stack.dataset.selection import Selected, Selection
-from stack.dataset.video import VideoInfo, probe, why_not_joinable
+from stack.dataset.video import VideoInfo, probe, why_not_together
 from stack.errors import BadRequest
 
 FILES_PER_CHUNK = 1000
@@ -157,9 +157,7 @@ def _plan_camera(
         if videos == "link":
             return True
         left, right = a.episode.clips[camera], b.episode.clips[camera]
-        if left.file == right.file:
-            return False
-        reason = why_not_joinable(info(left.file), info(right.file))
+        reason = why_not_together(left, right, infos)
         if reason is not None:
             rolled.append(f"{camera}: a new file begins at episode {b.episode.index}: {reason}")
         return reason is not None

@@ -178,16 +178,20 @@ def audit(
 
 @cli.command()
 @click.argument("manifest", type=FILE)
-@click.option("--out", type=FOLDER, help="The folder to write; must not exist.")
+@click.option("--out", type=FOLDER, help="The folder to write; must not exist, unless --replace.")
+@click.option("--replace", is_flag=True, help="Swap the dataset at --out for the new one, once that stands.")
 @click.option("--videos", type=click.Choice(["join", "link", "transcode"]), help="Overrides the manifest.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core.")
+@click.option("--executor", metavar="tcp://HOST:PORT", help="Let the workers of this Dask scheduler work.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @_manifest_options
 def prepare(
     manifest: Path,
     out: Path | None,
+    replace: bool,
     videos: Any,
     jobs: int | None,
+    executor: str | None,
     dry_run: bool,
     overrides: tuple[str, ...],
     allow_outside: bool,
@@ -197,16 +201,19 @@ def prepare(
     Example: stack prepare manifests/datasets/demo.yaml --out work/demo-dataset
     """
     from stack.manifests import load_dataset_manifest
-    from stack.prepare import plan
+    from stack.prepare import plan, size_text
     from stack.prepare import prepare as run_prepare
 
     loaded = load_dataset_manifest(manifest, overrides=overrides, allow_outside=allow_outside)
     if dry_run:
-        click.echo(plan(loaded).text())
+        made = plan(loaded, videos=videos, jobs=jobs)
+        click.echo(f"{made.text()}output\n  {size_text(made)}")
         return
     if out is None:
         raise BadRequest("prepare-no-out", "where to write is not given", do="add --out DIR, or --dry-run")
-    prepared = run_prepare(loaded, out=out, videos=videos, jobs=jobs, log=_log)
+    prepared = run_prepare(
+        loaded, out=out, videos=videos, jobs=jobs, executor=executor, replace=replace, log=_log
+    )
     click.echo(f"{prepared.episodes} episodes, {prepared.frames} frames in {out}")
     click.echo(f"content {prepared.content_digest}")
 

@@ -116,7 +116,7 @@ def whole_folder(target: Path, *, replace: bool = False, resume_key: str | None 
     """
     if target.is_symlink():
         target = target.resolve()
-    _refuse_existing(target, replace)
+    refuse_existing(target, replace)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = _lock(target)
@@ -129,7 +129,7 @@ def whole_folder(target: Path, *, replace: bool = False, resume_key: str | None 
             raise _not_writable(target, error) from error
         try:
             # What was left of a swap may have come back just now.
-            _refuse_existing(target, replace)
+            refuse_existing(target, replace)
             yield partial
             sync_tree(partial)
             _put_in_place(partial, target)
@@ -197,7 +197,10 @@ def disk_error(error: BaseException, where: Path) -> NotAble | None:
     return None
 
 
-def _refuse_existing(target: Path, replace: bool) -> None:
+def refuse_existing(
+    target: Path, replace: bool, *, do: str = "name another --out, or move the folder away"
+) -> None:
+    """Refuse a target that is there, unless it is an empty folder, or a folder that may be replaced."""
     if not target.exists() or _is_empty_folder(target):
         return
     if not replace:
@@ -205,7 +208,7 @@ def _refuse_existing(target: Path, replace: bool) -> None:
             "target-exists",
             "the target folder exists already; nothing was written",
             where=str(target),
-            do="name another --out, or move the folder away",
+            do=do,
         )
     if not target.is_dir():
         raise BadRequest("target-not-folder", "the target is a file; it is not replaced", where=str(target))

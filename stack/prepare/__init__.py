@@ -2,6 +2,6 @@
 
 from stack.prepare.blueprint import Plan
 from stack.prepare.planning import plan
-from stack.prepare.run import Prepared, prepare
+from stack.prepare.run import Prepared, prepare, size_text
 
-__all__ = ["Plan", "Prepared", "plan", "prepare"]
+__all__ = ["Plan", "Prepared", "plan", "prepare", "size_text"]

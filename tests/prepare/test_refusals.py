@@ -220,9 +220,10 @@ def test_transcode_is_refused_openly(load, pair: Path, tmp_path: Path) -> None:
 
 def test_an_existing_target_is_refused_before_work(load, pair: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("keep")
     with pytest.raises(StackError) as caught:
         prepare(load(BY_FIELD.format(pair)), out=tmp_path / "out")
-    assert caught.value.id == "target-exists"
+    assert caught.value.id == "target-exists" and "--replace" in caught.value.do
 
 
 def test_all_problems_are_told_at_once(load, pair: Path, deliveries) -> None:

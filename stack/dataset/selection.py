@@ -183,11 +183,32 @@ def assemble(selected: Selected, recipe: Recipe, features: Mapping[str, Feature]
             flat = values.reshape(episode.length, -1)
             parts.append(flat if take.channels is None else flat[:, list(take.channels)])
         joined = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-        with np.errstate(over="ignore"):
-            joined = joined.astype(features[name].dtype)
+        joined = _cast(joined, features[name], episode)
         shape = features[name].shape
         columns[name] = joined[:, 0] if shape == (1,) else joined.reshape(episode.length, *shape)
     return columns
+
+
+def _cast(values: NDArray[Any], feature: Feature, episode: Episode) -> NDArray[Any]:
+    """To the written dtype; integers and booleans must be able to hold every value."""
+    kind = np.dtype(feature.dtype)
+    if kind.kind == "f":
+        with np.errstate(over="ignore"):
+            return values.astype(kind)
+    low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    fits = (values >= low) & (values <= high)
+    if values.dtype.kind == "f":
+        fits &= values == np.round(values)
+    if not fits.all():
+        frame, channel = (int(i) for i in np.argwhere(~fits)[0])
+        raise BadRequest(
+            "rows-cast-lossy",
+            f"{feature.name} holds {values[frame, channel]} at frame {frame}, channel {channel}, which "
+            f"{feature.dtype} cannot hold; {int((~fits).sum())} such values are in this episode",
+            where=f"{episode.rows.file}, episode {episode.origin.episode}",
+            do=f"write {feature.name} in another dtype (cast), or leave it out",
+        )
+    return values.astype(kind)
 
 
 def frame_tasks(episode: Episode, recipe: Recipe) -> list[str]:

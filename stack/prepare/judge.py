@@ -34,16 +34,27 @@ def check_read(dataset: Dataset, where: str, problems: Problems) -> None:
 def check_missing_cameras(
     dataset: Dataset,
     cameras: Mapping[str, str],
+    rules: Mapping[str, str],
     own: Own,
     source: Source,
-    where: str,
     problems: Problems,
 ) -> tuple[str, ...]:
-    """Output cameras that no selected episode has a file for and that the manifest lets go."""
+    """Output cameras that lack files and that the manifest lets go.
+
+    Args:
+        cameras: output camera -> the source's.
+        rules: output camera -> `when_missing`.
+    """
     gone = []
     for camera, given in cameras.items():
+        rule = rules.get(camera, "refuse")
+        if dataset.features[given].is_image or rule == "black":
+            continue
         lacking = [s.episode.origin.episode for s, _ in own if camera not in s.episode.clips]
         if not lacking:
+            continue
+        if rule == "drop":
+            gone.append(camera)
             continue
         if len(lacking) < len(own):
             problems.add(
@@ -52,7 +63,8 @@ def check_missing_cameras(
                     f"source '{dataset.name}': camera '{given}' has no video file for {len(lacking)} of "
                     f"{len(own)} episodes: {lacking}",
                     where=str(dataset.root),
-                    do=f"{_source_line(source)}\n      exclude_episodes: {lacking}",
+                    do=f"{_source_line(source)}\n      exclude_episodes: {lacking}\n"
+                    f"or fill it: {_rule(camera, given)}",
                 )
             )
         elif source.decide.missing_cameras == "drop":
@@ -64,14 +76,15 @@ def check_missing_cameras(
                     f"source '{dataset.name}' declares camera '{given}', but no file holds it",
                     where=str(dataset.root),
                     do="if the recording has no such camera, add to the manifest:\n"
-                    f"{_source_line(source)}\n      decide: {{missing_cameras: drop}}",
+                    f"{_source_line(source)}\n      decide: {{missing_cameras: drop}}\n"
+                    f"or fill it: {_rule(camera, given)}",
                 )
             )
     return tuple(gone)
 
 
 def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
-    """Each video must hold exactly one frame a row, and each clip must begin where it can be cut."""
+    """Each video must hold exactly one frame a row."""
     claimed: dict[Path, int] = {}
     for episode in dataset.episodes:
         for clip in episode.clips.values():
@@ -86,16 +99,6 @@ def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
                         "prepare-frames-differ",
                         f"{camera}, episode {number} of '{dataset.name}': the video has {info.frames} "
                         f"frames, its episodes have {claimed[clip.file]} rows",
-                        where=str(clip.file),
-                        do=f"exclude_episodes: [{number}]",
-                    )
-                )
-            elif clip.start not in info.key_frames:
-                problems.add(
-                    BadRequest(
-                        "prepare-clip-not-at-key-frame",
-                        f"{camera}, episode {number} of '{dataset.name}' begins at frame {clip.start} of its "
-                        "video, where decoding cannot begin",
                         where=str(clip.file),
                         do=f"exclude_episodes: [{number}]",
                     )
@@ -122,6 +125,11 @@ def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problem
         )
     )
     return None
+
+
+def _rule(camera: str, given: str) -> str:
+    source = "" if camera == given else f"from: {given}, "
+    return f"cameras: {{{camera}: {{{source}when_missing: black}}}}"
 
 
 def _source_line(source: Source) -> str:

@@ -237,11 +237,6 @@ def test_two_sources_of_one_name(load, pair: Path) -> None:
     assert error.id == "prepare-source-names"
 
 
-def test_pictures_in_rows_are_refused_openly(load, real_datasets: Path) -> None:
-    error = refusal(load, f"sources: [{{path: {real_datasets}/ioai_v21_image}}]")
-    assert error.id == "prepare-image-camera"
-
-
 def test_a_field_that_stands_elsewhere_than_the_manifest_pins(load, pair: Path) -> None:
     """In a the joints stand at [0, 6), in b at [2, 8): pinned, the layouts cannot be mixed by mistake."""
     text = BY_FIELD.format(pair).replace("field: joint/position}", "field: joint/position, at: [0, 6]}")

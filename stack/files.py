@@ -13,6 +13,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,9 @@ def whole_folder(target: Path, *, replace: bool = False, resume_key: str | None 
         lock = _lock(target)
     except OSError as error:
         raise _not_writable(target, error) from error
-    with lock as is_alone:
+    try:
         try:
-            partial = _open_partial(target, resume_key, is_alone)
+            partial = _open_partial(target, resume_key, lock.is_alone)
         except OSError as error:
             raise _not_writable(target, error) from error
         try:
@@ -137,6 +138,9 @@ def whole_folder(target: Path, *, replace: bool = False, resume_key: str | None 
             if resume_key is None or not isinstance(error, KeyboardInterrupt | SystemExit):
                 shutil.rmtree(partial, ignore_errors=True)
             raise
+    finally:
+        lock.file.unlink(missing_ok=True)
+        os.close(lock.handle)
 
 
 def sync_tree(root: Path) -> None:
@@ -222,22 +226,21 @@ def _not_writable(target: Path, error: OSError) -> NotAble:
     return NotAble("folder-not-writable", f"cannot write here: {error}", where=str(target.parent))
 
 
-@contextmanager
-def _lock(target: Path) -> Iterator[bool]:
-    """Hold the target against other processes; yields whether this file system can lock at all.
+@dataclass(frozen=True)
+class _Lock:
+    """`is_alone`: whether this file system can lock at all."""
+
+    file: Path
+    handle: int
+    is_alone: bool
+
+
+def _lock(target: Path) -> _Lock:
+    """Hold the target against other processes.
 
     The lock is the kernel's, so that a kill frees it, whatever file it leaves.
     """
     file = target.parent / f".{target.name}{PARTIAL_MARK}{LOCK_NAME}"
-    handle, is_alone = _take_lock(file, target)
-    try:
-        yield is_alone
-    finally:
-        file.unlink(missing_ok=True)
-        os.close(handle)
-
-
-def _take_lock(file: Path, target: Path) -> tuple[int, bool]:
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -252,14 +255,14 @@ def _take_lock(file: Path, target: Path) -> tuple[int, bool]:
                 do="wait for it to end, or name another --out",
             ) from None
         except OSError as error:
-            if error.errno not in NO_SUCH_CALL:
-                os.close(handle)
-                raise
-            return handle, False
+            if error.errno in NO_SUCH_CALL:
+                return _Lock(file, handle, is_alone=False)
+            os.close(handle)
+            raise
         if os.fstat(handle).st_nlink:  # else its last holder has removed the file since it was opened
             os.ftruncate(handle, 0)
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
-            return handle, True
+            return _Lock(file, handle, is_alone=True)
         os.close(handle)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks
 from stack.dataset.stats import Stats, vector_stats
+from stack.dataset.stats_pooled import PooledJob as PooledJob
+from stack.dataset.stats_pooled import pooled_stats as pooled_stats
 from stack.dataset.video import VideoInfo, join, probe
 from stack.dataset.write_plan import DataFile, VideoFile, Videos
 from stack.errors import BadRequest, WorkFailed
@@ -93,7 +95,9 @@ def write_data_file(job: DataJob) -> DataDone:
     stats: dict[int, dict[str, Stats]] = {}
     first = job.entry.first_index
     try:
-        with pq.ParquetWriter(target, schema, compression="snappy") as writer:
+        with pq.ParquetWriter(
+            target, schema, compression="snappy", use_dictionary=_repeating(schema)
+        ) as writer:
             for selected in job.entry.episodes:
                 columns = _episode_columns(selected, job, first)
                 first += selected.episode.length
@@ -108,6 +112,13 @@ def write_data_file(job: DataJob) -> DataDone:
     except (OSError, pa.ArrowException) as error:
         raise WorkFailed("write-failed", f"writing failed: {error}", where=str(target)) from error
     return DataDone(_seal(job.root, job.entry.path), stats)
+
+
+def _repeating(schema: pa.Schema) -> list[str]:
+    """Columns for which a dictionary pays: not measurements, which hardly repeat (six times the time, and
+    larger files, on real recordings too), and not pictures."""
+    whole = [field for field in schema if pa.types.is_integer(field.type) or pa.types.is_string(field.type)]
+    return [field.name for field in whole]
 
 
 def _episode_columns(selected: Selected, job: DataJob, first: int) -> dict[str, Column]:
@@ -246,36 +257,3 @@ def _seal(root: Path, path: str) -> WrittenFile:
     with file.open("rb") as handle:
         os.fsync(handle.fileno())
     return WrittenFile(path, sha256_file(file), file.stat().st_size)
-
-
-@dataclass(frozen=True)
-class PooledJob:
-    root: Path
-    paths: tuple[str, ...]
-    feature: str
-
-
-def pooled_stats(job: PooledJob) -> Stats:
-    """Exact statistics of one feature over all rows, from the files that were written."""
-    return vector_stats(read_written(job.root, job.paths, job.feature), where=job.feature)
-
-
-def read_written(root: Path, paths: Sequence[str], feature: str) -> NDArray[Any]:
-    """(N,), (N, D), or (N, all values of a frame) where there are more dimensions, in the written dtype."""
-    parts: list[Any] = []
-    for path in paths:
-        with pq.ParquetFile(root / path) as parquet:
-            # pyarrow takes `action` for `action.raw` too.
-            column = parquet.read(columns=[feature], use_threads=False).column(feature)
-        for chunk in column.chunks:
-            if pa.types.is_fixed_size_list(chunk.type):
-                values = chunk.flatten().to_numpy(zero_copy_only=False)
-                parts.append(values.reshape(len(chunk), chunk.type.list_size))
-            elif pa.types.is_list(chunk.type):
-                frames = len(chunk)
-                while pa.types.is_list(chunk.type):
-                    chunk = chunk.flatten()
-                parts.append(chunk.to_numpy(zero_copy_only=False).reshape(frames, -1))
-            else:
-                parts.append(chunk.to_numpy(zero_copy_only=False))
-    return np.concatenate(parts)

@@ -1,10 +1,11 @@
-"""The one writer of v3.0 datasets: planned, written in parallel, verified, then renamed into place."""
+"""The one writer of datasets, v3.0 here: planned, written in parallel, verified, then renamed into place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
@@ -38,6 +39,17 @@ class Written:
     root: Path
     plan: FilePlan
     files: tuple[WrittenFile, ...]
+
+
+Samples: TypeAlias = Mapping[tuple[str, int], CameraSample]
+
+
+@dataclass(frozen=True)
+class Version:
+    """What differs between versions once rows and videos are there: the meta folder, and its check."""
+
+    write_meta: Callable[[Path, Selection, FilePlan, list[DataDone], list[VideoDone], Samples, Pool], None]
+    check: Callable[[Path, Selection, FilePlan, Pool], None]
 
 
 def write_v30(
@@ -74,14 +86,44 @@ def write_v30(
     """
     if not selection.episodes:
         raise BadRequest("write-no-episodes", "no episode is selected, so there is nothing to write")
-    refuse_overlap(out, selection)
-    refuse_replacement(out, replace)
     sources = sources or take_snapshot(selection_files(selection))
     plan = plan or plan_files(selection, videos=videos)
+    return write_planned(
+        selection,
+        out,
+        V30,
+        plan=plan,
+        videos=videos,
+        jobs=jobs,
+        replace=replace,
+        sources=sources,
+        log=log,
+        finish=finish,
+    )
+
+
+def write_planned(
+    selection: Selection,
+    out: Path,
+    version: Version,
+    *,
+    plan: FilePlan,
+    videos: Videos,
+    jobs: Jobs,
+    replace: bool,
+    sources: Snapshot,
+    log: Log,
+    finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None,
+) -> Written:
+    """The way from a plan to a whole folder, which all versions share; see `write_v30`."""
+    if not selection.episodes:
+        raise BadRequest("write-no-episodes", "no episode is selected, so there is nothing to write")
+    refuse_overlap(out, selection)
+    refuse_replacement(out, replace)
     works = plan_works(selection, plan, videos)
     try:
         with whole_folder(out, replace=replace, resume_key=_key(works)) as root, open_pool(jobs) as pool:
-            files = _fill(root, selection, plan, works, pool, log)
+            files = _fill(root, selection, plan, works, version, pool, log)
             if finish is not None:
                 finish(root, files)
             sources.check()
@@ -114,7 +156,7 @@ def _key(works: Works) -> str:
 
 
 def _fill(
-    root: Path, selection: Selection, plan: FilePlan, works: Works, pool: Pool, log: Log
+    root: Path, selection: Selection, plan: FilePlan, works: Works, version: Version, pool: Pool, log: Log
 ) -> tuple[WrittenFile, ...]:
     log(f"writing {len(works.data)} data files and {len(works.videos)} video files")
     shop = Workshop(root, pool, [*works.data, *works.videos, *works.samples], log)
@@ -122,9 +164,9 @@ def _fill(
     movies = shop.run("video files", "frames", works.videos)
     sampled = shop.run("clips sampled for camera statistics", "frames", works.samples)
     samples = dict(zip(works.sampled, sampled, strict=True))
-    _write_meta(root, selection, plan, data, movies, samples, pool)
+    version.write_meta(root, selection, plan, data, movies, samples, pool)
     log("checking what was written")
-    check_written(root, selection, plan, pool)
+    version.check(root, selection, plan, pool)
     return _all_files(root, [d.file for d in data] + [m.file for m in movies])
 
 
@@ -134,7 +176,7 @@ def _write_meta(
     plan: FilePlan,
     data: list[DataDone],
     movies: list[VideoDone],
-    samples: Mapping[tuple[str, int], CameraSample],
+    samples: Samples,
     pool: Pool,
 ) -> None:
     infos: dict[str, VideoInfo] = {}
@@ -157,6 +199,9 @@ def _write_meta(
         taken = [sample for (name, _), sample in samples.items() if name == camera]
         pooled[camera] = camera_stats([], samples=taken)
     write_stats(root, pooled)
+
+
+V30 = Version(_write_meta, check_written)
 
 
 def _all_files(root: Path, hashed: list[WrittenFile]) -> tuple[WrittenFile, ...]:

@@ -17,35 +17,30 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from stack.dataset.model import ClipRef, Episode
-from stack.dataset.pictures import PictureJob, sample_pictures
-from stack.dataset.pool import Jobs, Pool, open_pool
+from stack.dataset.pool import Jobs, Pool
+from stack.dataset.progress import Log
 from stack.dataset.read import read_dataset
-from stack.dataset.selection import Recipe, Selected, Selection
-from stack.dataset.stats import Stats, sample_camera
+from stack.dataset.selection import Selection
+from stack.dataset.stats import Stats
 from stack.dataset.video import VideoInfo, probe
-from stack.dataset.write import Written
+from stack.dataset.write import Samples, Version, Written, write_planned
 from stack.dataset.write_files import (
     PTS_TOLERANCE_S,
     DataDone,
-    DataJob,
     VideoDone,
-    VideoJob,
     WrittenFile,
     timestamps,
-    write_data_file,
-    write_video_file,
 )
 from stack.dataset.write_meta import feature_entries, plain_number
 from stack.dataset.write_plan import FILES_PER_CHUNK, Caps, DataFile, FilePlan, VideoFile, Videos
+from stack.dataset.write_sources import Snapshot, selection_files, take_snapshot
 from stack.errors import BadRequest, WorkFailed
-from stack.files import sha256_file, tree_files, whole_folder, write_json, write_text
+from stack.files import write_json, write_text
 
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 # lerobot 0.3.3 asserts the shape of whatever stands in an entry; quantiles came later.
 STATS_KEYS = ("min", "max", "mean", "std", "count")
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -106,76 +101,48 @@ def write_v21(
     plan: FilePlan | None = None,
     videos: Videos = "join",
     jobs: Jobs = None,
+    replace: bool = False,
+    sources: Snapshot | None = None,
     log: Log = lambda _: None,
     finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None = None,
 ) -> Written:
     """Write a selection as a v2.1 dataset.
 
     Rows, statistics and pictures are those that `write_v30` would write; videos are cut at exact frames:
-    packets are copied, and only pictures at a cut that is no key frame are encoded anew. All is read back and
-    checked before the folder gets its name; a kill leaves no target folder.
+    packets are copied, and only pictures at a cut that is no key frame are encoded anew. Checked, resumed
+    and put in place as there.
 
     Args:
-        out: must not exist.
         plan: from `plan_v21`; made here if not given.
         videos: `link` hard-links files that are whole; both write one file an episode.
-        finish: called with the partial folder and its files before the rename, to add files of its own.
 
     Raises:
-        BadRequest: `out` exists, nothing is selected, or a source cannot be read.
-        WorkFailed: writing failed, or what was written is not what was meant.
+        BadRequest, NotAble, WorkFailed: as `write_v30`.
     """
-    if not selection.episodes:
-        raise BadRequest("write-no-episodes", "no episode is selected, so there is nothing to write")
+    sources = sources or take_snapshot(selection_files(selection))
     plan = plan or plan_v21(selection)
-    with whole_folder(out) as root, open_pool(jobs) as pool:
-        log(f"writing {len(plan.data)} data files and {len(plan.videos)} video files")
-        data = _write_data(root, selection, plan, pool, log)
-        clips = [VideoJob(root, entry, selection.fps, videos) for entry in plan.videos]
-        movies = list(pool.map(write_video_file, clips))
-        _write_meta(root, selection, plan, data, movies, _camera_stats(selection, pool))
-        log("checking what was written")
-        _check(root, selection, plan, pool)
-        files = _all_files(root, [d.file for d in data] + [m.file for m in movies])
-        if finish is not None:
-            finish(root, files)
-    return Written(out, plan, files)
-
-
-def _write_data(root: Path, selection: Selection, plan: FilePlan, pool: Pool, log: Log) -> list[DataDone]:
-    def recipe(selected: Selected) -> dict[str, Recipe]:
-        return {selected.recipe: selection.recipes[selected.recipe]}
-
-    jobs = [
-        DataJob(root, entry, selection.columns, recipe(entry.episodes[0]), selection.tasks, selection.fps)
-        for entry in plan.data
-    ]
-    done = list(pool.map(write_data_file, jobs))
-    log(f"{len(done)} data files, {sum(item.file.size_bytes for item in done)} bytes")
-    return done
-
-
-def _camera_stats(selection: Selection, pool: Pool) -> dict[tuple[str, int], Stats]:
-    """(camera, episode index) -> statistics of its sampled frames."""
-    filmed = [(camera, s) for camera in selection.cameras for s in selection.episodes]
-    samples = pool.map(sample_camera, [s.episode.clips[camera] for camera, s in filmed])
-    found = {
-        (camera, s.episode.index): sample.stats() for (camera, s), sample in zip(filmed, samples, strict=True)
-    }
-    pictured = [(name, s) for name in selection.pictures for s in selection.episodes]
-    jobs = [PictureJob(s.episode, selection.source_feature(s, name)) for name, s in pictured]
-    for (name, s), sample in zip(pictured, pool.map(sample_pictures, jobs), strict=True):
-        found[name, s.episode.index] = sample.stats()
-    return found
+    return write_planned(
+        selection,
+        out,
+        V21,
+        plan=plan,
+        videos=videos,
+        jobs=jobs,
+        replace=replace,
+        sources=sources,
+        log=log,
+        finish=finish,
+    )
 
 
 def _write_meta(
     root: Path,
     selection: Selection,
     plan: FilePlan,
-    data: Iterable[DataDone],
-    movies: Iterable[VideoDone],
-    cameras: Mapping[tuple[str, int], Stats],
+    data: list[DataDone],
+    movies: list[VideoDone],
+    samples: Samples,
+    pool: Pool,
 ) -> None:
     infos: dict[str, VideoInfo] = {}
     for entry, movie in zip(plan.videos, movies, strict=True):
@@ -189,8 +156,8 @@ def _write_meta(
         ({"episode_index": e.index, "tasks": list(e.tasks), "length": e.length} for e in episodes),
     )
     stats = {index: dict(own) for done in data for index, own in done.stats.items()}
-    for (camera, index), sample in cameras.items():
-        stats[index][camera] = sample
+    for (camera, index), sample in samples.items():
+        stats[index][camera] = sample.stats()
     _write_lines(
         meta / "episodes_stats.jsonl",
         ({"episode_index": e.index, "stats": stats_entries(stats[e.index])} for e in episodes),
@@ -281,10 +248,4 @@ def _wrong(what: str, meant: object, got: object, where: str) -> WorkFailed:
     return WorkFailed("write-check-failed", f"{what}: {meant} was meant, {got} is there", where=where)
 
 
-def _all_files(root: Path, hashed: Iterable[WrittenFile]) -> tuple[WrittenFile, ...]:
-    known = {file.path: file for file in hashed}
-    files = []
-    for path in tree_files(root):
-        name = path.relative_to(root).as_posix()
-        files.append(known.get(name) or WrittenFile(name, sha256_file(path), path.stat().st_size))
-    return tuple(files)
+V21 = Version(_write_meta, _check)

@@ -11,15 +11,14 @@ from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
 from stack.dataset.stats import CameraSample, Stats, camera_stats
+from stack.dataset.stats_pooled import PooledJob, pooled_stats
 from stack.dataset.video import VideoInfo
 from stack.dataset.write_check import check_written
 from stack.dataset.write_files import (
     INDEX_DTYPES,
     DataDone,
-    PooledJob,
     VideoDone,
     WrittenFile,
-    pooled_stats,
 )
 from stack.dataset.write_meta import write_episodes, write_info, write_stats, write_tasks
 from stack.dataset.write_plan import FilePlan, Videos, plan_files

@@ -49,6 +49,15 @@ def read_dataset(root: Path, *, name: str | None = None) -> Dataset:
     )
 
 
+def dataset_version(root: Path) -> str:
+    """`v2.0`, `v2.1` or `v3.0`, as the layout shows.
+
+    Raises:
+        BadRequest: no dataset is there.
+    """
+    return _version(root, read_info(root).get("codebase_version"), [])
+
+
 def _version(root: Path, declared: object, notes: Notes) -> str:
     """The version that the layout shows; a declaration that differs is noted."""
     meta = root / "meta"

@@ -164,7 +164,19 @@ def _choose(
             if name not in used and name not in INDEX_FEATURES
         }
         sources.append(SourcePlan(dataset, source.path, chosen, renamed, dropped))
+    for name in manifest.cameras or ():
+        if len(sources) == len(datasets) and not any(name in source.cameras for source in sources):
+            problems.add(_nowhere(name, where))
     return tuple(sources), parts
+
+
+def _nowhere(camera: str, where: str) -> BadRequest:
+    return BadRequest(
+        "prepare-camera-nowhere",
+        f"cameras.{camera}: no selected episode of any source has pictures of it",
+        where=where,
+        do=f"leave cameras.{camera} out, or correct its name",
+    )
 
 
 def _recipe(source: SourcePlan, parts: Mapping[str, Part], tasks: dict[int, str]) -> Recipe:
@@ -208,15 +220,7 @@ def _camera(
         if camera in scan.videos
     ]
     if not clips:
-        # With a problem already, or nothing but black pictures would be there.
-        problems.add(
-            BadRequest(
-                "prepare-camera-nowhere",
-                f"{camera}: no selected episode of any source has a video of it",
-                where=where,
-                do=f"leave cameras.{camera} out",
-            )
-        )
+        problems.add(_nowhere(camera, where))
         return None
     reconciled += compare_camera(camera, clips, declared, where, problems)
     info = clips[0][2]

@@ -13,15 +13,13 @@ NOTES_SHOWN = 20
 def summary(prepared: Prepared) -> str:
     """Sources, episodes, frames, what was dropped, fields kept and notes, as lines of text."""
     made = prepared.plan
-    rows = [("source", "version", "episodes", "of", "frames", "left out")]
+    rows: list[tuple[str, ...]] = [("source", "version", "episodes", "of", "frames", "left out")]
     rows += [_row(source) for source in made.sources]
     taken, all_of = sum(int(row[2]) for row in rows[1:]), sum(int(row[3]) for row in rows[1:])
     rows.append(("together", made.version, str(taken), str(all_of), str(prepared.frames), ""))
     lines = _table(rows)
     lines.append("")
-    lines += _table(
-        [("kept", "dtype", "width", "")] + [_kept(made, name) for name in made.selection.features]
-    )
+    lines += _table([("kept", "dtype", "size", "")] + [_kept(made, name) for name in made.selection.features])
     dropped = {(s.dataset.name, name): why for s in made.sources for name, why in s.dropped.items()}
     if dropped:
         lines.append("dropped")

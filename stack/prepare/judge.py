@@ -9,11 +9,12 @@ from stack.dataset.model import Dataset
 from stack.dataset.selection import Selected
 from stack.errors import BadRequest
 from stack.manifests.dataset import Source
+from stack.prepare.episodes import ranges
 from stack.prepare.problems import Problems
 from stack.prepare.scan import Scan
 
 # Reading works around these, but writing on would be a guess.
-NOT_TO_GUESS = ("task-index-twice", "clip-start-differs")
+NOT_TO_GUESS = ("task-index-twice",)
 
 Own = Sequence[tuple[Selected, Scan]]
 
@@ -84,25 +85,36 @@ def check_missing_cameras(
 
 
 def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
-    """Each video must hold exactly one frame a row."""
-    claimed: dict[Path, int] = {}
+    """Each video must hold exactly one frame a row, so that counting finds every episode's pictures."""
+    claimed: dict[Path, list[tuple[int, int]]] = {}  # file -> (episode, rows) of all that claim a part of it
     for episode in dataset.episodes:
         for clip in episode.clips.values():
-            claimed[clip.file] = claimed.get(clip.file, 0) + clip.count
+            claimed.setdefault(clip.file, []).append((episode.index, clip.count))
+    told: set[Path] = set()
     for selected, scan in own:
-        number = selected.episode.origin.episode
         for camera, info in scan.videos.items():
             clip = selected.episode.clips[camera]
-            if info.frames != claimed[clip.file]:
-                problems.add(
-                    BadRequest(
-                        "prepare-frames-differ",
-                        f"{camera}, episode {number} of '{dataset.name}': the video has {info.frames} "
-                        f"frames, its episodes have {claimed[clip.file]} rows",
-                        where=str(clip.file),
-                        do=f"exclude_episodes: [{number}]",
-                    )
+            rows = sum(count for _, count in claimed[clip.file])
+            if info.frames == rows or clip.file in told:
+                continue
+            told.add(clip.file)
+            numbers = [number for number, _ in claimed[clip.file]]
+            which = f"episode{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+            problems.add(
+                BadRequest(
+                    "prepare-frames-differ",
+                    f"{camera}, {which} of '{dataset.name}': the video has {info.frames} frames, its "
+                    f"episodes have {rows} rows{_stored_start(dataset, clip.file)}",
+                    where=str(clip.file),
+                    do=f"exclude_episodes: {numbers}",
                 )
+            )
+
+
+def _stored_start(dataset: Dataset, file: Path) -> str:
+    """What reading said of a from_timestamp that counts do not support, where it said so of this file."""
+    texts = [text for code, text in dataset.notes if code == "clip-start-differs" and file.name in text]
+    return f" ({texts[0].split(';')[0]})" if texts else ""
 
 
 def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problems: Problems) -> float | None:

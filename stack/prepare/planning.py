@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stack.dataset.model import INDEX_FEATURES, Dataset, Feature
+from stack.dataset.model import INDEX_FEATURES, Dataset
 from stack.dataset.pool import Jobs, open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Recipe, Selected, Selection, Take
@@ -17,17 +17,17 @@ from stack.errors import BadRequest, Exit, StackError
 from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Source
 from stack.prepare.blueprint import Plan, SourcePlan
-from stack.prepare.cameras import Filled, choose_cameras, common_kind, fill_black
+from stack.prepare.camera_plan import camera_feature, fill_cameras, nowhere
+from stack.prepare.cameras import choose_cameras
 from stack.prepare.choose import Part, choose_features, why_not_kept
-from stack.prepare.episodes import choose_episodes, ranges
+from stack.prepare.episodes import choose_episodes
 from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
+from stack.prepare.notes import plan_notes
 from stack.prepare.problems import Problems
 from stack.prepare.reconcile import (
-    Reconciled,
     common_features,
     common_fps,
     common_robot_type,
-    compare_camera,
 )
 from stack.prepare.scan import Scan, ScanJob, scan_episode
 
@@ -74,17 +74,17 @@ def plan(
         scans = list(pool.map(scan_episode, work))
     sources = _judge(sources, manifest, selected, scans, where, problems)
     for camera in _cameras(sources):
-        feature = _camera(camera, sources, selected, scans, where, problems, reconciled)
+        feature = camera_feature(camera, sources, selected, scans, where, problems, reconciled)
         if feature is not None:
             features[camera] = feature
     problems.raise_if_any()
     infos = {info.file: info for scan in scans for info in scan.videos.values()}
     with ExitStack() as stack:
         place = scratch or Path(stack.enter_context(TemporaryDirectory(prefix="stack-black-")))
-        selected, filled = _fill(features, selected, scans, fps, place)
+        selected, filled = fill_cameras(features, selected, scans, fps, place)
     infos |= {entry.info.file: entry.info for entry in filled}
     selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
-    notes = _notes(sources, selected, scans)
+    notes = plan_notes(sources, selected, scans)
     made = Plan(
         manifest.name,
         selection,
@@ -166,17 +166,8 @@ def _choose(
         sources.append(SourcePlan(dataset, source.path, chosen, renamed, dropped))
     for name in manifest.cameras or ():
         if len(sources) == len(datasets) and not any(name in source.cameras for source in sources):
-            problems.add(_nowhere(name, where))
+            problems.add(nowhere(name, where))
     return tuple(sources), parts
-
-
-def _nowhere(camera: str, where: str) -> BadRequest:
-    return BadRequest(
-        "prepare-camera-nowhere",
-        f"cameras.{camera}: no selected episode of any source has pictures of it",
-        where=where,
-        do=f"leave cameras.{camera} out, or correct its name",
-    )
 
 
 def _recipe(source: SourcePlan, parts: Mapping[str, Part], tasks: dict[int, str]) -> Recipe:
@@ -186,64 +177,6 @@ def _recipe(source: SourcePlan, parts: Mapping[str, Part], tasks: dict[int, str]
         if feature.is_image:
             columns[out] = (Take(feature),)
     return Recipe(columns, tasks)
-
-
-def _camera(
-    camera: str,
-    sources: Sequence[SourcePlan],
-    selected: Sequence[Selected],
-    scans: Sequence[Scan],
-    where: str,
-    problems: Problems,
-    reconciled: list[Reconciled],
-) -> Feature | None:
-    """The output feature of a camera, compared over all sources that have it."""
-    declared = {s.dataset.name: s.dataset.features[s.cameras[camera]] for s in sources if camera in s.cameras}
-    first: dict[str, Selected] = {}
-    for item in selected:
-        first.setdefault(item.recipe, item)
-    in_rows = common_kind(camera, declared, first, where, problems)
-    if in_rows is not None:
-        if lacking := [s.dataset.name for s in sources if camera not in s.cameras]:
-            problems.add(
-                BadRequest(
-                    "prepare-picture-fill",
-                    f"{camera}: pictures that lie in rows cannot be filled with black in {lacking[0]}",
-                    where=where,
-                    do=f"say cameras.{camera}.when_missing: drop, or leave {lacking[0]} out",
-                )
-            )
-        return in_rows
-    clips = [
-        (item.episode.origin.dataset, item.episode.origin.episode, scan.videos[camera])
-        for item, scan in zip(selected, scans, strict=True)
-        if camera in scan.videos
-    ]
-    if not clips:
-        problems.add(_nowhere(camera, where))
-        return None
-    reconciled += compare_camera(camera, clips, declared, where, problems)
-    info = clips[0][2]
-    return replace(
-        next(iter(declared.values())), name=camera, dtype="video", shape=(info.height, info.width, 3)
-    )
-
-
-def _fill(
-    features: Mapping[str, Feature],
-    selected: Sequence[Selected],
-    scans: Sequence[Scan],
-    fps: float,
-    scratch: Path,
-) -> tuple[list[Selected], tuple[Filled, ...]]:
-    filled: list[Filled] = []
-    items = list(selected)
-    for camera, feature in features.items():
-        if feature.dtype == "video":
-            like = next(scan.videos[camera] for scan in scans if camera in scan.videos)
-            items, entry = fill_black(camera, items, like, fps, scratch)
-            filled += [entry] if entry is not None else []
-    return items, tuple(filled)
 
 
 def _shared(
@@ -366,40 +299,6 @@ def _finish(
         episodes.append(replace(item, episode=replace(item.episode, tasks=scan.tasks, clips=clips)))
     tasks = tuple(dict.fromkeys(text for scan in scans for text in scan.tasks))
     return Selection(manifest.name, fps, robot_type, features, tuple(episodes), recipes, tasks)
-
-
-def _notes(
-    sources: Sequence[SourcePlan], selected: Sequence[Selected], scans: Sequence[Scan]
-) -> tuple[str, ...]:
-    notes = [f"{s.dataset.name}: {text}" for s in sources for _, text in s.dataset.notes]
-    derived: dict[tuple[str, str], list[int]] = {}
-    for item, scan in zip(selected, scans, strict=True):
-        for text in scan.derived:
-            derived.setdefault((item.recipe, text), []).append(item.episode.origin.episode)
-    for (name, text), episodes in derived.items():
-        notes.append(f"{name}: {text} in episodes {ranges(episodes)}; it is derived")
-    notes += _cut_notes(selected, scans)
-    for source in sources:
-        if source.restamped_s is not None:
-            notes.append(
-                f"{source.dataset.name}: timestamps replaced by frame_index / fps; "
-                f"they were off by up to {source.restamped_s:.3f} s"
-            )
-    return tuple(notes)
-
-
-def _cut_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
-    """Cameras whose clips begin where decoding cannot: the only pictures that are not copied."""
-    cut: dict[tuple[str, str], list[int]] = {}
-    for item, scan in zip(selected, scans, strict=True):
-        for camera, info in scan.videos.items():
-            if item.episode.clips[camera].start not in info.key_frames:
-                cut.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
-    return [
-        f"{name}: {camera} begins off a key frame in episodes {ranges(episodes)}; pictures at the cut are "
-        "encoded anew, the rest is copied"
-        for (name, camera), episodes in cut.items()
-    ]
 
 
 def _check_expected(made: Plan, manifest: DatasetManifest, where: str) -> None:

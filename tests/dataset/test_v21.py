@@ -151,13 +151,17 @@ def test_a_cut_inside_a_group_of_pictures(v30: Path, tmp_path: Path, deliveries)
     ]
     file.unlink()
     with av.open(str(file), "w") as container:
-        stream = container.add_stream("libx264", rate=10, options={"g": "250", "bf": "2", "crf": "12"})
+        stream = container.add_stream(
+            "libx264", rate=10, options={"g": "250", "bf": "2", "sc_threshold": "0", "crf": "12"}
+        )
         stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
         for number, picture in enumerate(pictures):
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts = number
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+    with av.open(str(file)) as container:
+        assert [packet.is_keyframe for packet in container.demux(video=0) if packet.size].count(True) == 1
     write_v21(select_all(read_dataset(tmp_path / "packed")), tmp_path / "out", jobs=1)
     for episode, length in enumerate(lengths):
         written = tmp_path / f"out/videos/chunk-000/{camera}/episode_{episode:06d}.mp4"

@@ -326,3 +326,68 @@ def test_a_camera_in_rows_here_and_in_videos_there(load, real_datasets: Path) ->
         error.id == "prepare-camera-kinds"
         and "image in ioai_v21_image, video in ioai_v21_video" in error.what
     )
+
+
+@pytest.fixture
+def packed(load, two: Path, tmp_path: Path) -> Path:
+    """A v3.0 dataset with one video file a camera, made from `a`."""
+    prepare(load(f"sources: [{{path: {two}/a}}]"), out=tmp_path / "packed", jobs=1)
+    return tmp_path / "packed"
+
+
+def drift(root: Path) -> None:
+    for file in (root / "meta/episodes").glob("*/*.parquet"):
+        table = pq.read_table(file)
+        name = f"videos/{HEAD}/from_timestamp"
+        at = table.column_names.index(name)
+        later = [value * 1.2 + 0.1 for value in table.column(name).to_pylist()]
+        pq.write_table(table.set_column(at, name, pa.array(later)), file)
+
+
+def test_drifting_clip_starts_are_mended_with_a_note(load, packed: Path, tmp_path: Path) -> None:
+    drift(packed)
+    got = prepare(load(f"sources: [{{path: {packed}}}]"), out=tmp_path / "out", jobs=1)
+    assert any("exactly one frame a row (31)" in note for note in got.notes)
+    told = json.loads((packed / "meta/provenance.json").read_text())["content_digest"]
+    assert got.content_digest == told
+
+
+def test_clip_starts_that_counts_do_not_settle_are_refused(load, packed: Path, deliveries) -> None:
+    drift(packed)
+    [file] = (packed / "videos" / HEAD).rglob("*.mp4")
+    file.unlink()
+    deliveries.write_video(file, [deliveries.paint(n, 96, 64) for n in range(33)], 10)
+    error = refusal(load, f"sources: [{{path: {packed}}}]")
+    assert error.id == "prepare-frames-differ" and "also" not in error.what
+    assert "episodes 0-4 of 'packed': the video has 33 frames, its episodes have 31 rows" in error.what
+    assert "from_timestamp 0.1 s is frame 1" in error.what and "exclude_episodes: [0, 1, 2, 3, 4]" in error.do
+    # A camera that is not kept asks nothing.
+    plan(load(f"sources: [{{path: {packed}}}]\ncameras: {{observation.images.hand: {{}}}}"))
+
+
+def test_a_cut_off_a_key_frame_is_noted_and_exact(load, packed: Path, tmp_path: Path, deliveries) -> None:
+    """One key frame in the whole file: every clip but the first begins off one."""
+    [file] = (packed / "videos" / HEAD).rglob("*.mp4")
+    shown = pictures(file)
+    file.unlink()
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream(
+            "libx264", rate=10, options={"g": "250", "bf": "2", "sc_threshold": "0", "crf": "10"}
+        )
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        for number, picture in enumerate(shown):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    got = prepare(
+        load(f"sources: [{{path: {packed}, exclude_episodes: [0, 3]}}]"), out=tmp_path / "out", jobs=1
+    )
+    assert any(f"{HEAD} begins off a key frame in episodes 1-2, 4" in note for note in got.notes)
+    for episode, (given, length) in zip(
+        read_dataset(tmp_path / "out").episodes, ((1, 5), (2, 9), (4, 6)), strict=True
+    ):
+        clip = episode.clips[HEAD]
+        seen = pictures(clip.file)[clip.start : clip.start + clip.count]
+        meant = [deliveries.identity(0, 0, given, f) for f in range(length)]
+        assert [deliveries.read_identity(picture) for picture in seen] == meant

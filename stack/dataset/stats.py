@@ -79,11 +79,20 @@ def joined_stats(parts: Sequence[NDArray[Any]], *, where: str = "") -> Stats:
         raise BadRequest("stats-no-rows", "statistics over no rows do not exist", where=where)
     blocks = []
     for start in range(0, tables[0].shape[1], CHANNELS_AT_ONCE):
-        few = [table[:, start : start + CHANNELS_AT_ONCE].T for table in tables]
-        blocks.append(_block_stats(np.concatenate(few, axis=1)))
+        blocks.append(_block_stats(_joined([t[:, start : start + CHANNELS_AT_ONCE] for t in tables])))
     shape = parts[0].shape[1:] or (1,)
     joined = {key: np.concatenate([block[key] for block in blocks]).reshape(shape) for key in blocks[0]}
     return Stats(count=np.array([rows], dtype=np.int64), **joined)
+
+
+def _joined(tables: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """(C, rows), each channel in one run."""
+    channels = np.empty((tables[0].shape[1], sum(map(len, tables))), dtype=tables[0].dtype)
+    first = 0
+    for table in tables:
+        channels[:, first : first + len(table)] = table.T
+        first += len(table)
+    return channels
 
 
 def check_numeric(rows: NDArray[Any], where: str) -> None:
@@ -115,7 +124,6 @@ def as_extremes(values: NDArray[Any]) -> NDArray[Any]:
 
 def _block_stats(channels: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """From (C, rows), each channel in one run; sorts them in place."""
-    channels = np.ascontiguousarray(channels)
     exact = channels.astype(np.float64)
     mean = exact.mean(axis=1)
     exact -= mean[:, None]

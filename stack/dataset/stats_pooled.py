@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from stack.dataset.arrow import numbers_of
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 
@@ -190,5 +191,5 @@ def _table(chunk: pa.Array) -> NDArray[Any]:
     frames, nested = len(chunk), False
     while pa.types.is_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type):
         chunk, nested = chunk.flatten(), True
-    values: NDArray[Any] = chunk.to_numpy(zero_copy_only=False)
+    values = numbers_of(chunk)
     return values.reshape(frames, -1) if nested else values

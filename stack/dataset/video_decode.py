@@ -41,6 +41,31 @@ def decode_frames(file: Path, frames: Sequence[int]) -> Iterator[VideoFrame]:
     return _decode(index, frames)
 
 
+def decode_key_frames(file: Path, frames: Sequence[int]) -> Iterator[VideoFrame]:
+    """Pictures at key frames, in the pixel format of the file: one packet decoded for each.
+
+    Args:
+        frames: of `VideoInfo.key_frames`, ascending.
+
+    Raises:
+        BadRequest: a picture cannot be decoded.
+    """
+    index = index_video(file)
+    with open_video(file) as (container, stream):
+        for frame in frames:
+            coded = index.coded[index.position(frame)]
+            container.seek(coded.dts, backward=True, stream=stream)
+            try:
+                packet = next(p for p in demux(container, stream, file) if p.pts == coded.pts)
+                picture = next(iter([*stream.decode(packet), *stream.decode(None)]))
+            except (av.FFmpegError, StopIteration) as error:
+                what = f"frame {frame} cannot be decoded"
+                raise BadRequest(
+                    "video-not-decodable", what, where=str(file), do="fetch or record it again"
+                ) from error
+            yield picture
+
+
 def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[VideoFrame]:
     info = index.info
     key_frames = info.key_frames

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from stack.dataset.arrow import array_of
 from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks
@@ -140,16 +141,16 @@ def _to_arrow(values: Column, kind: pa.DataType) -> pa.Array:
         return values
     if values.ndim > 2:
         # Lists of lists, each level with its own offsets: the storage of `datasets`' ArrayXD.
-        array = pa.array(np.ascontiguousarray(values).reshape(-1), type=_innermost(kind))
+        array = array_of(values.reshape(-1), _innermost(kind))
         for axis in range(values.ndim - 1, 0, -1):
             count, size = int(np.prod(values.shape[:axis])), values.shape[axis]
             offsets = pa.array(np.arange(count + 1, dtype=np.int32) * size)
             array = pa.ListArray.from_arrays(offsets, array)
         return array.cast(kind)
     if pa.types.is_fixed_size_list(kind):
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1), type=kind.value_type)
+        flat = array_of(values.reshape(-1), kind.value_type)
         return pa.FixedSizeListArray.from_arrays(flat, type=kind)
-    return pa.array(values, type=kind)
+    return array_of(values, kind)
 
 
 def _innermost(kind: pa.DataType) -> pa.DataType:

@@ -17,6 +17,7 @@ import pytest
 from stack.dataset.digest import content_digest
 from stack.dataset.pictures import decode_picture, episode_pictures
 from stack.dataset.read import read_dataset
+from stack.dataset.rows import column_array
 from stack.dataset.selection import select_all
 from stack.dataset.write import write_v30
 from stack.dataset.write_plan import Caps, plan_files
@@ -191,10 +192,9 @@ def test_the_real_recording_with_bare_bytes(real_datasets: Path, tmp_path: Path)
     assert [row["bytes"] for row in rows[3:]] == list(cells)
 
 
-@pytest.mark.lerobot
-def test_lerobot_reads_pictures_and_arrays(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """lerobot's dataset class, its caches below tmp_path."""
     for name, folder in (("HF_HOME", "hf"), ("HF_DATASETS_CACHE", "hf/datasets"), ("HF_LEROBOT_HOME", "lr")):
         monkeypatch.setenv(name, str(tmp_path / folder))
     pytest.importorskip("lerobot")
@@ -202,7 +202,12 @@ def test_lerobot_reads_pictures_and_arrays(
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf/datasets")
-    dataset = LeRobotDataset("local/pictured", root=written)
+    return LeRobotDataset
+
+
+@pytest.mark.lerobot
+def test_lerobot_reads_pictures_and_arrays(written: Path, lerobot: Any) -> None:
+    dataset = lerobot("local/pictured", root=written)
     assert len(dataset) == 12
     places = [(e, f) for e, n in enumerate(LENGTHS) for f in range(n)]
     for index, (episode, frame) in enumerate(places):
@@ -211,3 +216,38 @@ def test_lerobot_reads_pictures_and_arrays(
         np.testing.assert_array_equal(shown, scene(episode, frame))
         assert item["observation.pose"].tolist() == pose(episode, frame)
         assert item["cube"].tolist() == cube(episode, frame)
+
+
+@pytest.mark.lerobot
+def test_what_lerobot_records_without_videos(lerobot: Any, tmp_path: Path) -> None:
+    """In one process with `datasets`, whose own Arrow types are known to pyarrow then."""
+    features = {
+        CAMERA: {"dtype": "image", "shape": (20, 30, 3), "names": ["height", "width", "channels"]},
+        "observation.pose": {"dtype": "float32", "shape": (3, 4), "names": None},
+        "action": {"dtype": "float32", "shape": (2,), "names": ["a", "b"]},
+    }
+    root = tmp_path / "recorded"
+    made = lerobot.create("local/recorded", 10, features, root=root, robot_type="toy", use_videos=False)
+    for episode, length in enumerate(LENGTHS):
+        for frame in range(length):
+            made.add_frame(
+                {
+                    CAMERA: scene(episode, frame),
+                    "observation.pose": np.array(pose(episode, frame), dtype=np.float32),
+                    "action": np.array([frame, episode], dtype=np.float32),
+                    "task": f"task {episode % 2}",
+                }
+            )
+        made.save_episode()
+    if hasattr(made, "finalize"):
+        made.finalize()
+    dataset = read_dataset(root)
+    assert [e.length for e in dataset.episodes] == list(LENGTHS)
+    for episode in dataset.episodes:
+        cells = episode_pictures(episode, dataset.features[CAMERA])
+        for frame, cell in enumerate(cells):
+            np.testing.assert_array_equal(decode_picture(cell, ""), scene(episode.index, frame))
+        got = column_array(episode, dataset.features["observation.pose"])
+        assert got.tolist() == [pose(episode.index, f) for f in range(episode.length)]
+    write_v30(select_all(dataset), tmp_path / "out", jobs=1)
+    assert content_digest(read_dataset(tmp_path / "out")) == content_digest(dataset)

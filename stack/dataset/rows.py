@@ -90,6 +90,8 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage  # `datasets`, where it is loaded, has types of its own for arrays
     width = int(np.prod(feature.shape))
     while _is_list(array.type):
         lengths = numbers_of(pc.fill_null(pc.list_value_length(array), -1))

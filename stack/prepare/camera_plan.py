@@ -33,6 +33,8 @@ def camera_feature(
     where: str,
     problems: Problems,
     reconciled: list[Reconciled],
+    *,
+    is_copied: bool = True,
 ) -> Feature | None:
     """The output feature of a camera, compared over all sources that have it."""
     declared = {s.dataset.name: s.dataset.features[s.cameras[camera]] for s in sources if camera in s.cameras}
@@ -59,7 +61,7 @@ def camera_feature(
     if not clips:
         problems.add(nowhere(camera, where))
         return None
-    reconciled += compare_camera(camera, clips, declared, where, problems)
+    reconciled += compare_camera(camera, clips, declared, where, problems, is_copied=is_copied)
     info = clips[0][2]
     return replace(
         next(iter(declared.values())), name=camera, dtype="video", shape=(info.height, info.width, 3)

@@ -74,7 +74,9 @@ def plan(
         scans = list(pool.map(scan_episode, work))
     sources = _judge(sources, manifest, selected, scans, where, problems)
     for camera in _cameras(sources):
-        feature = camera_feature(camera, sources, selected, scans, where, problems, reconciled)
+        feature = camera_feature(
+            camera, sources, selected, scans, where, problems, reconciled, is_copied=mode != "transcode"
+        )
         if feature is not None:
             features[camera] = feature
     problems.raise_if_any()
@@ -103,15 +105,9 @@ def plan(
 
 
 def _video_mode(videos: str, where: str) -> str:
-    if videos == "transcode":
-        raise BadRequest(
-            "prepare-transcode-not-available",
-            "videos: transcode is not available yet; pictures are copied, never encoded again",
-            where=where,
-            do="choose videos: join, or videos: link",
-        )
-    if videos not in ("join", "link"):
-        raise BadRequest("prepare-videos-unknown", f"videos is join or link, not '{videos}'", where=where)
+    if videos not in ("join", "link", "transcode"):
+        what = f"videos is join, link or transcode, not '{videos}'"
+        raise BadRequest("prepare-videos-unknown", what, where=where)
     return videos
 
 

@@ -223,15 +223,18 @@ def compare_camera(
     declared: Mapping[str, Feature],
     where: str,
     problems: Problems,
+    *,
+    is_copied: bool = True,
 ) -> list[Reconciled]:
     """All files of a camera must have one codec, size and pixel format; what info.json says need not agree.
 
     Args:
         clips: (source, its episode, the file) for each selected episode.
         declared: source -> its camera feature.
+        is_copied: whether packets are copied; pictures that are encoded anew may differ in all these.
     """
     first_source, first_episode, first = clips[0]
-    for source, episode, info in clips:
+    for source, episode, info in clips if is_copied else ():
         for what, a, b in (
             ("codec", first.codec, info.codec),
             ("size", f"{first.width}x{first.height}", f"{info.width}x{info.height}"),

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
 
 from stack.dataset.digest import content_digest
 from stack.dataset.pool import Pool, open_pool
@@ -29,6 +28,7 @@ from stack.prepare.episodes import ranges
 from stack.prepare.planning import plan
 from stack.prepare.provenance import write_provenance
 from stack.prepare.split import split_plan
+from stack.prepare.transcoding import transcoded
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def prepare(
 
     Args:
         out: must not exist, unless `replace`.
-        videos: `join` or `link`; overrides the manifest's.
+        videos: `join`, `link` or `transcode`; overrides the manifest's.
         jobs: processes; not given takes all cores.
         executor: address of a Dask scheduler whose workers do the work instead, `tcp://host:port`.
         replace: swap a dataset that is at `out` for the new one, when that stands.
@@ -98,6 +98,8 @@ def prepare(
         refuse_overlap(out, made.selection, roots)
         meta = [file for root in roots for file in files_below(root / "meta")]
         sources = before.only([*meta, *selection_files(made.selection)])
+        if made.videos == "transcode":
+            made = transcoded(made, loaded.manifest.transcode, scratch, pool, log)
         writing = _Writing(pool, replace, sources, caps, log)
         split = loaded.manifest.split
         if split is None:
@@ -125,7 +127,7 @@ class _Writing:
 
 
 def _write(made: Plan, out: Path, writing: _Writing) -> Prepared:
-    mode = cast(Videos, made.videos)
+    mode = _mode(made)
     files = _files(made, writing.caps)
     size = output_size(made.selection, files, videos=mode, infos=made.infos)
     writing.log(size.text())
@@ -174,7 +176,12 @@ def _join_parts(made: Plan, out: Path, written: Sequence[Prepared]) -> Prepared:
 def _files(made: Plan, caps: Caps | None = None) -> FilePlan:
     if made.version == "v2.1":
         return plan_v21(made.selection)
-    return plan_files(made.selection, caps=caps, videos=cast(Videos, made.videos), infos=made.infos)
+    return plan_files(made.selection, caps=caps, videos=_mode(made), infos=made.infos)
+
+
+def _mode(made: Plan) -> Videos:
+    """How the writer makes video files: clips that were encoded anew are joined by copying."""
+    return "link" if made.videos == "link" else "join"
 
 
 @contextmanager

@@ -212,12 +212,6 @@ def test_expectations_are_counted_after_planning(load, pair: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_transcode_is_refused_openly(load, pair: Path, tmp_path: Path) -> None:
-    with pytest.raises(StackError) as caught:
-        prepare(load(BY_FIELD.format(pair)), out=tmp_path / "out", videos="transcode")
-    assert (caught.value.id, caught.value.exit) == ("prepare-transcode-not-available", Exit.BAD_REQUEST)
-
-
 def test_an_existing_target_is_refused_before_work(load, pair: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("keep")

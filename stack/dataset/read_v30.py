@@ -269,6 +269,8 @@ def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping
     chunk = whole_number(entry.get(f"videos/{camera}/chunk_index"))
     file = whole_number(entry.get(f"videos/{camera}/file_index"))
     index = whole_number(entry.get("episode_index"))
+    if file is None and f"videos/{camera}/file_index" in entry:
+        return None  # the table knows the column and has no file for this episode
     keys = {
         "video_key": camera,
         "chunk_index": chunk if chunk is not None else 0,

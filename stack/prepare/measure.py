@@ -63,11 +63,14 @@ def measure(root: Path, *, jobs: Jobs = None, log: Log = lambda _: None) -> Meas
     dataset = read_dataset(root)
     held = [set(column_names(episode.rows)) for episode in dataset.episodes]
     everywhere = set.intersection(*held)
-    vectors = [
-        f
-        for f in dataset.features.values()
-        if not f.is_camera and f.dtype != "string" and (f.name in everywhere or f.name not in INDEX_FEATURES)
-    ]
+    vectors = []
+    for feature in dataset.features.values():
+        if feature.is_camera or (feature.name in INDEX_FEATURES and feature.name not in everywhere):
+            continue
+        if feature.dtype == "bool" or feature.dtype.startswith(("float", "int", "uint")):
+            vectors.append(feature)
+        else:
+            log(f"{feature.name}: {feature.dtype} has no statistics")
     with open_pool(jobs) as pool:
         work = [_Job(dataset.episodes, feature) for feature in vectors]
         found: dict[str, Stats] = {}

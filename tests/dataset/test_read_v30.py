@@ -226,3 +226,26 @@ def test_one_file_an_episode_named_by_episode(copy: Path, deliveries) -> None:
     dataset = read_dataset(copy)
     assert [e.rows.file.name for e in dataset.episodes] == [f"episode_{i:06d}.parquet" for i in range(5)]
     assert all(len(e.clips) == 2 for e in dataset.episodes) and dataset.notes == ()
+
+
+def test_an_episode_without_a_video_file_number_has_no_clip(copy: Path) -> None:
+    """lerobot #2283: the number is null for one episode; it is not guessed from the episode's own."""
+
+    def spoil(table: pa.Table) -> pa.Table:
+        for name in ("chunk_index", "file_index", "from_timestamp"):
+            column = f"videos/observation.images.head/{name}"
+            at = table.column_names.index(column)
+            numbers = table.column("episode_index").to_pylist()
+            values = [
+                None if n == 2 else v for n, v in zip(numbers, table.column(column).to_pylist(), strict=True)
+            ]
+            table = table.set_column(at, column, pa.array(values, table.column(column).type))
+        return table
+
+    assert all(len(e.clips) == 2 for e in read_dataset(copy).episodes)
+    change_episodes(copy, spoil)
+    dataset = read_dataset(copy)
+    assert [set(e.clips) for e in dataset.episodes if len(e.clips) < 2] == [{"observation.images.hand"}]
+    assert (
+        "observation.images.head has no video file for episodes [2]" in dict(dataset.notes)["clips-missing"]
+    )

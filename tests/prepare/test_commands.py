@@ -211,3 +211,24 @@ def test_statistics_that_do_not_exist_name_the_feature(deliveries, tmp_path: Pat
     with pytest.raises(StackError) as caught:
         stack("stats", root, "--jobs", 1)
     assert caught.value.id == "stats-not-finite" and caught.value.where == "action"
+
+
+def test_what_has_no_statistics_is_said_and_left_out(deliveries, tmp_path: Path) -> None:
+    root = deliveries.write_delivery(tmp_path / "d", deliveries.Delivery(lengths=(3,), cameras=()))
+    deliveries.edit_rows(
+        root,
+        0,
+        lambda table: table.append_column("note", pa.array(["a", "b", "c"])).append_column(
+            "done", pa.array([False, False, True])
+        ),
+    )
+
+    def declare(info: dict) -> None:
+        info["features"]["note"] = {"dtype": "language", "shape": [1], "names": None}
+        info["features"]["done"] = {"dtype": "bool", "shape": [1], "names": None}
+
+    deliveries.edit_info(root, declare)
+    result = stack("stats", root, "--json", tmp_path / "s.json", "--jobs", 1)
+    got = json.loads((tmp_path / "s.json").read_text())
+    assert "note" not in got and "note: language has no statistics" in result.stderr
+    assert got["done"]["mean"] == [pytest.approx(1 / 3)] and got["done"]["max"] == [1]

@@ -33,11 +33,17 @@ def expand_episodes(value: Any) -> Any:
     return tuple(episodes)
 
 
+class OfTasks(Strict):
+    """Episodes with a frame of one of these tasks, by text as written."""
+
+    tasks: tuple[str, ...] = Field(min_length=1)
+
+
 def expand_split(value: Any) -> Any:
-    """One part of `split`: a fraction, the word `rest`, or episodes as in `expand_episodes`."""
+    """One part of `split`: a fraction, `rest`, tasks, or episodes as in `expand_episodes`."""
     if isinstance(value, bool):
         raise ValueError("a part is a fraction such as 0.9, a list of episodes, or 'rest'")
-    if value == "rest" or isinstance(value, float):
+    if value == "rest" or isinstance(value, (float, dict, OfTasks)):
         return value
     if isinstance(value, int):
         raise ValueError(
@@ -48,7 +54,7 @@ def expand_split(value: Any) -> Any:
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 Episodes = Annotated[tuple[int, ...], BeforeValidator(expand_episodes)]
-Part = Annotated[float | Literal["rest"] | tuple[int, ...], BeforeValidator(expand_split)]
+Part = Annotated[float | Literal["rest"] | tuple[int, ...] | OfTasks, BeforeValidator(expand_split)]
 Dtype = Literal["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool"]
 
 
@@ -172,8 +178,8 @@ class DatasetManifest(Strict):
         cast: feature -> dtype to write. Not given: vectors of floats are float32, the rest stays. A value
             that the dtype cannot hold is refused.
         tasks: task text as delivered -> task text to write.
-        split: name -> fraction, list of episodes of the prepared dataset, or `rest`; each becomes a dataset
-            of its own, in a folder of that name.
+        split: name -> fraction, list of episodes of the prepared dataset, `{tasks: [...]}`, or `rest`; each
+            becomes a dataset of its own, in a folder of that name.
         robot_type: settles sources that disagree.
         version: the format to write; openpi reads nothing newer than v2.1.
         transcode: how pictures are encoded where `videos: transcode` is chosen.
@@ -213,8 +219,8 @@ class DatasetManifest(Strict):
         if sum(fractions.values()) > 1 + 1e-9:
             raise ValueError(f"the fractions of 'split' add up to {sum(fractions.values()):g}, more than 1")
         listed = [episode for part in parts.values() if isinstance(part, tuple) for episode in part]
-        if fractions and listed:
-            raise ValueError("'split' is by fractions or by episodes, not by both")
+        if fractions and any(isinstance(part, (tuple, OfTasks)) for part in parts.values()):
+            raise ValueError("'split' is by fractions, or by episodes and tasks, not by both")
         if doubled := sorted({episode for episode in listed if listed.count(episode) > 1}):
             raise ValueError(f"episodes in two parts of 'split': {doubled}")
         return self

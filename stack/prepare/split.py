@@ -1,4 +1,4 @@
-"""A plan in parts: each a dataset of its own, by fractions or by episodes."""
+"""A plan in parts: each a dataset of its own, by fractions, episodes or tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from stack.dataset.selection import Selected
 from stack.errors import BadRequest
-from stack.manifests.dataset import Part
+from stack.manifests.dataset import OfTasks, Part
 from stack.prepare.blueprint import Plan
 from stack.prepare.episodes import ranges
 
@@ -21,7 +21,8 @@ def split_plan(made: Plan, parts: Mapping[str, Part], where: str) -> dict[str, P
     (largest remainder); a part of a fraction gets at least one episode.
 
     Raises:
-        BadRequest: an episode that the plan does not have, or a part without an episode.
+        BadRequest: an episode or task that the plan does not have, an episode in two parts, or a part without
+            an episode.
     """
     chosen = _by_fraction(made, parts) if _has_fractions(parts) else _by_number(made, parts, where)
     if empty := [name for name, numbers in chosen.items() if not numbers]:
@@ -77,6 +78,8 @@ def _by_number(made: Plan, parts: Mapping[str, Part], where: str) -> dict[str, l
     known = {selected.episode.index for selected in made.selection.episodes}
     chosen: dict[str, list[int]] = {}
     for name, part in parts.items():
+        if isinstance(part, OfTasks):
+            chosen[name] = _of_tasks(made, name, part, where)
         if not isinstance(part, tuple):
             continue
         if missing := [number for number in part if number not in known]:
@@ -87,11 +90,36 @@ def _by_number(made: Plan, parts: Mapping[str, Part], where: str) -> dict[str, l
                 do=f"correct split.{name}; `stack prepare --dry-run` shows the numbers",
             )
         chosen[name] = sorted(part)
-    listed = {number for numbers in chosen.values() for number in numbers}
+    taken: dict[int, str] = {}
+    for name, numbers in chosen.items():
+        for number in numbers:
+            if taken.setdefault(number, name) != name:
+                raise BadRequest(
+                    "prepare-split-overlap",
+                    f"episode {number} of the prepared dataset is in split.{taken[number]} and in "
+                    f"split.{name}",
+                    where=where,
+                    do="an episode of several tasks goes by its number: name it in one part, or exclude it",
+                )
+    listed = set(taken)
     for name, part in parts.items():
         if part == "rest":
             chosen[name] = sorted(known - listed)
     return {name: chosen[name] for name in parts}
+
+
+def _of_tasks(made: Plan, name: str, part: OfTasks, where: str) -> list[int]:
+    known = made.selection.tasks
+    if unknown := [text for text in part.tasks if text not in known]:
+        raise BadRequest(
+            "prepare-no-such-task",
+            f"split.{name} names the task '{unknown[0]}'; the prepared dataset has: "
+            + "; ".join(f"'{text}'" for text in known),
+            where=where,
+            do="copy the text as it will be written, after the edits under 'tasks'",
+        )
+    wanted = set(part.tasks)
+    return [s.episode.index for s in made.selection.episodes if wanted & set(s.episode.tasks)]
 
 
 def _part(made: Plan, name: str, numbers: list[int]) -> Plan:

@@ -267,6 +267,31 @@ def test_a_split_by_episodes(load, two: Path, tmp_path: Path) -> None:
     assert origins(tmp_path / "out/train") == [("a", 0), ("a", 2), ("a", 3), ("a", 4), ("b", 2)]
 
 
+def test_a_split_by_tasks(load, two: Path, tmp_path: Path) -> None:
+    text = SPLIT.format(two, "{fold: {tasks: [fold the shirt]}, other: rest}")
+    got = prepare(load(text + 'tasks: {"fold the shirt ": fold the shirt}\n'), out=tmp_path / "out", jobs=1)
+    folded = [("a", 0), ("a", 2), ("a", 4), ("b", 0), ("b", 2)]
+    assert origins(tmp_path / "out/fold") == folded and got.episodes == 8
+    assert origins(tmp_path / "out/other") == [("a", 1), ("a", 3), ("b", 1)]
+    assert read_dataset(tmp_path / "out/other").tasks == {0: "把毛巾放进盒子"}
+
+
+def test_tasks_that_cannot_split(load, copy: Path, deliveries) -> None:
+    with pytest.raises(StackError) as caught:
+        outline(load(SPLIT.format(copy, "{x: {tasks: [fold]}, y: rest}")))
+    assert caught.value.id == "prepare-no-such-task" and "'fold the shirt'" in caught.value.what
+
+    def change(table: pa.Table) -> pa.Table:
+        at = table.column_names.index("task_index")
+        return table.set_column(at, "task_index", pa.array([0, 0, 0, 1, 0, 0, 0], pa.int64()))
+
+    deliveries.edit_rows(copy / "a", 0, change)
+    with pytest.raises(StackError) as caught:
+        outline(load(SPLIT.format(copy, "{x: {tasks: [fold the shirt]}, y: {tasks: [把毛巾放进盒子]}}")))
+    assert caught.value.id == "prepare-split-overlap"
+    assert "episode 0 of the prepared dataset is in split.x and in split.y" in caught.value.what
+
+
 def test_splits_that_cannot_be(load, two: Path, tmp_path: Path) -> None:
     with pytest.raises(StackError) as caught:
         outline(load(SPLIT.format(two, "{val: [9], train: rest}")))
@@ -278,6 +303,8 @@ def test_splits_that_cannot_be(load, two: Path, tmp_path: Path) -> None:
         ("{val: 0.5, train: 0.6}", "add up to 1.1"),
         ("{val: [1], train: [1]}", "in two parts"),
         ("{val: 0.5, train: [1]}", "not by both"),
+        ("{val: 0.5, train: {tasks: [x]}}", "not by both"),
+        ("{val: {task: [x]}, train: rest}", "did you mean 'tasks'"),
         ("{val: 1, train: rest}", "ambiguous"),
         ("{val: 1.5, train: rest}", "between 0 and 1"),
         ("{val: rest, train: rest}", "only one part"),

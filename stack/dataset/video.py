@@ -19,6 +19,7 @@ from stack.dataset.video_index import (
     VideoInfo,
     describe_extradata,
     index_video,
+    open_video,
     probe,
 )
 from stack.dataset.video_mux import exact_rate, ticks_of, whole_file, why_badly_timed
@@ -188,8 +189,8 @@ def _mux(parts: Sequence[Part], out: Path, rate: Fraction, extradata: bytes) -> 
     places = [n for part in parts for n, _, _ in part.coded()]
     delay = max(k - n for k, n in enumerate(places))
     order = enumerate(places)
-    with PacketReader() as source:
-        template = source.stream(parts[0].segment.index.info.file)
+    first = parts[0].segment.index.info.file
+    with PacketReader() as source, open_video(first) as (_, template):
         try:
             with av.open(str(out), mode="w", format="mp4", options=ticks.options) as container:
                 # Opaque: a codec that can be read need not have an encoder here.
@@ -261,8 +262,8 @@ def clip_digest(clip: ClipRef) -> str:
     with PacketReader() as packets:
         digest.update(_used_extradata(segment, packets))
         for coded, packet in packets.read(segment):
-            digest.update(f"\n{coded.frame - clip.start} {packet.size}\n".encode())
-            digest.update(bytes(packet))
+            digest.update(f"\n{coded.frame - clip.start} {len(packet)}\n".encode())
+            digest.update(packet)
     return digest.hexdigest()
 
 
@@ -273,5 +274,5 @@ def _used_extradata(segment: Segment, packets: PacketReader) -> bytes:
         return info.extradata
     used: set[int] = set()
     for _, packet in packets.read(segment):
-        used |= used_pps(bytes(packet), sets.length_size)
+        used |= used_pps(packet, sets.length_size)
     return sets.only(used).to_bytes()

@@ -67,8 +67,10 @@ def whole_file(out: Path) -> Iterator[Path]:
 
 def why_badly_timed(index: VideoIndex, rate: Fraction) -> str | None:
     """What is wrong with a file's times; None where frame n is shown at n / fps and decode times rise."""
-    base, period = index.info.time_base, 1 / rate
-    if any(ticks * base != n * period for n, ticks in enumerate(index.info.pts)):
+    # ticks * time_base == n / rate, without a fraction a frame.
+    per_frame = index.info.time_base.denominator * rate.denominator
+    per_tick = index.info.time_base.numerator * rate.numerator
+    if any(ticks * per_tick != n * per_frame for n, ticks in enumerate(index.info.pts)):
         return "frame times are not n / fps"
     dts = [coded.dts for coded in index.coded]
     return "decode times do not rise" if any(b <= a for a, b in pairwise(dts)) else None

@@ -101,7 +101,7 @@ def test_what_has_no_statistics_is_refused(values, code):
 def make_video(file: Path, frames: int, height: int, width: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     with av.open(str(file), "w") as container:
-        stream = container.add_stream("libx264", rate=30, options={"preset": "ultrafast", "g": "25"})
+        stream = container.add_stream("libx264", rate=30, options={"preset": "ultrafast", "g": "250"})
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for _ in range(frames):
             picture = np.repeat(np.repeat(rng.integers(0, 256, (height // 8, width // 8, 3)), 8, 0), 8, 1)
@@ -195,7 +195,7 @@ def test_sampling_is_lerobots():
         assert picture[:, ::step, ::step].shape == compute_stats.auto_downsample_height_width(picture).shape
 
 
-@pytest.mark.parametrize(("frames", "start", "wanted"), [(300, 0, 9), (300, 33, 8), (700, 0, 21)])
+@pytest.mark.parametrize(("frames", "start", "wanted"), [(400, 0, 6), (300, 33, 5), (700, 0, 11)])
 def test_key_frames_are_sampled_where_there_are_enough(tmp_path, frames, start, wanted):
     file = tmp_path / "v.mp4"
     with av.open(str(file), "w") as container:
@@ -218,4 +218,4 @@ def test_key_frames_are_sampled_where_there_are_enough(tmp_path, frames, start, 
     for channel in range(3):
         assert sample.histogram[channel].tolist() == np.bincount(expanded[:, channel], minlength=256).tolist()
     everything = np.concatenate([f.reshape(-1, 3) for f in shown[start:]]) / 255
-    assert sample.stats().mean.ravel() == pytest.approx(everything.mean(axis=0), abs=0.06)
+    assert sample.stats().mean.ravel() == pytest.approx(everything.mean(axis=0), abs=0.08)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ import click
 from bench.inputs import Size, delivery, rows_only
 from bench.measure import Cost, Failed, fresh, measure, tree_bytes
 from bench.rival import Rival
-from bench.table import Line, machine, render
+from bench.table import Line, is_busy, machine, render
 
 FULL_EPISODES, FULL_FRAMES = 681, 305_425
 DROPPED = (11, 42, 97)
@@ -27,6 +28,7 @@ class Bench:
         self.lines: list[Line] = []
 
     def add(self, line: Line) -> None:
+        line = replace(line, is_busy=is_busy())
         self.lines.append(line)
         click.echo(f"{line.work}: {line.took}; {line.against}; bar {line.bar}: {line.cells()[-1]}", err=True)
 
@@ -262,6 +264,8 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 def main(scratch: Path, only: tuple[str, ...], rival: Path, write: Path | None) -> None:
     """Print a table of ratios, all measured in this run; exit code 1 where a bar is missed.
 
+    A bar that is missed while other work fills the cores is not judged.
+
     Inputs of about 1 GB are made below SCRATCH the first time and kept.
 
     Example: python -m bench --only join --only drop
@@ -279,7 +283,7 @@ def main(scratch: Path, only: tuple[str, ...], rival: Path, write: Path | None) 
         if write is not None:  # after each part: a run that is stopped leaves what it has
             write.write_text(INTRODUCTION + text)
     click.echo(text)
-    missed = [line for line in bench.lines if line.holds is False]
+    missed = [line for line in bench.lines if line.holds is False and not line.is_busy]
     raise SystemExit(1 if missed else 0)
 
 

@@ -19,10 +19,18 @@ class Line:
     against: str
     bar: str
     holds: bool | None  # None: there was nothing to measure against
+    is_busy: bool = False  # other work took the cores meanwhile
 
     def cells(self) -> tuple[str, ...]:
         verdict = {True: "holds", False: "**missed**", None: "not measured"}[self.holds]
+        if self.holds is False and self.is_busy:
+            verdict = "not judged: busy"
         return self.work, self.took, self.against, self.bar, verdict
+
+
+def is_busy() -> bool:
+    """Whether more waits for the cores than one run of ours can: a missed bar then says nothing."""
+    return os.getloadavg()[0] > 2 * len(os.sched_getaffinity(0))
 
 
 HEAD = ("work", "took", "against, in the same run", "bar", "")

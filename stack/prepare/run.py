@@ -87,6 +87,13 @@ def prepare(
     """
     refuse_existing(out, replace, do="name another --out, or add --replace to swap it")
     refuse_replacement(out, replace)
+    if replace and loaded.manifest.split is not None:
+        raise BadRequest(
+            "prepare-split-replace",
+            "a split writes several datasets, which cannot be swapped as one",
+            where=str(out),
+            do="name another --out, or move the folder away",
+        )
     roots = [loaded.path(source.path) for source in loaded.manifest.sources]
     before = take_snapshot(file for root in roots for file in files_below(root))
     with (
@@ -105,13 +112,6 @@ def prepare(
         if split is None:
             return _write(made, out, writing)
         parts = split_plan(made, split, str(loaded.file))
-        if replace:
-            raise BadRequest(
-                "prepare-split-replace",
-                "a split writes several datasets, which cannot be swapped as one",
-                where=str(out),
-                do="name another --out, or move the folder away",
-            )
         with whole_folder(out) as folder:
             written = [_write(part, folder / name, writing) for name, part in parts.items()]
     return _join_parts(made, out, written)

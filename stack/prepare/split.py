@@ -10,6 +10,7 @@ from stack.dataset.selection import Selected
 from stack.errors import BadRequest
 from stack.manifests.dataset import OfTasks, Part
 from stack.prepare.blueprint import Plan
+from stack.prepare.cameras import Filled
 from stack.prepare.episodes import ranges
 
 
@@ -130,10 +131,12 @@ def _part(made: Plan, name: str, numbers: list[int]) -> Plan:
     used = {text for s in episodes for text in s.episode.tasks}
     sources = []
     for source in made.sources:
-        own = {s.episode.origin.episode for s in kept if s.recipe == source.dataset.name}
-        sources.append(replace(source, episodes=tuple(e for e in source.episodes if e.index in own)))
+        numbers_of = {s.episode.origin.episode for s in kept if s.recipe == source.dataset.name}
+        sources.append(replace(source, episodes=tuple(e for e in source.episodes if e.index in numbers_of)))
+    own = {(s.recipe, s.episode.origin.episode) for s in kept}
     return replace(
         made,
+        filled=tuple(entry for entry in (_own(entry, own) for entry in made.filled) if entry.episodes),
         name=f"{made.name}-{name}",
         selection=replace(
             selection,
@@ -143,3 +146,12 @@ def _part(made: Plan, name: str, numbers: list[int]) -> Plan:
         ),
         sources=tuple(sources),
     )
+
+
+def _own(entry: Filled, own: set[tuple[str, int]]) -> Filled:
+    """What is filled in one part."""
+    episodes = {
+        source: tuple(number for number in numbers if (source, number) in own)
+        for source, numbers in entry.episodes.items()
+    }
+    return replace(entry, episodes={source: numbers for source, numbers in episodes.items() if numbers})

@@ -195,6 +195,23 @@ def test_a_missing_camera_is_filled_with_black(load, gappy: Path, tmp_path: Path
     assert again.content_digest == got.content_digest
 
 
+def test_parts_of_a_split_tell_only_what_is_filled_in_them(load, gappy: Path, tmp_path: Path) -> None:
+    text = RULE.format(gappy, "black") + "split: {one: ['0-5'], two: rest}\n"
+    with pytest.raises(StackError) as caught:
+        prepare(load(text), out=tmp_path / "out", jobs=1, replace=True)
+    assert caught.value.id == "prepare-split-replace"
+    prepare(load(text), out=tmp_path / "out", jobs=1)
+    told = {
+        name: [
+            (op["source"], op["episodes"]) for op in operations(tmp_path / "out" / name) if "fill" in op["do"]
+        ]
+        for name in ("one", "two")
+    }
+    assert told == {"one": [("a", [3]), ("b", [0])], "two": [("b", [1, 2])]}
+    left = {p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")}
+    assert left == {"two", "out", "dataset.yaml"}
+
+
 def test_a_filled_plan_can_be_looked_at(load, gappy: Path) -> None:
     text = outline(load(RULE.format(gappy, "black")))
     assert "observation.images.hand: black pictures" in text and "b: episodes 0-2" in text

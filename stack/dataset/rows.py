@@ -94,7 +94,10 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
         array = array.storage  # `datasets`, where it is loaded, has types of its own for arrays
     width = int(np.prod(feature.shape))
     while _is_list(array.type):
-        lengths = numbers_of(pc.fill_null(pc.list_value_length(array), -1))
+        lengths = pc.list_value_length(array)
+        if lengths.null_count:  # not always: a scalar for the nulls imports pandas
+            lengths = pc.fill_null(lengths, -1)
+        lengths = numbers_of(lengths)
         if len(array) == episode.length and len(np.unique(lengths)) > 1:
             raise _ragged(column, episode, feature, width)
         if pa.types.is_fixed_size_list(array.type) and array.null_count:

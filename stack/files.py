@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,14 +119,9 @@ def whole_folder(target: Path, *, replace: bool = False, resume_key: str | None 
     if target.is_symlink():
         target = target.resolve()
     refuse_existing(target, replace)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(target)
-    except OSError as error:
-        raise _not_writable(target, error) from error
-    try:
+    with hold_target(target) as is_alone:
         try:
-            partial = _open_partial(target, resume_key, lock.is_alone)
+            partial = _open_partial(target, resume_key, is_alone)
         except OSError as error:
             raise _not_writable(target, error) from error
         try:
@@ -138,7 +134,34 @@ def whole_folder(target: Path, *, replace: bool = False, resume_key: str | None 
             if resume_key is None or not isinstance(error, KeyboardInterrupt | SystemExit):
                 shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+@contextmanager
+def hold_target(target: Path) -> Iterator[bool]:
+    """Hold a target against other processes, for work that begins before its folder does.
+
+    Yields whether this file system can lock at all. Within it the same thread may call `whole_folder` for the
+    target.
+
+    Raises:
+        NotAble: another process works at the target; the parent cannot be written.
+    """
+    if target.is_symlink():
+        target = target.resolve()
+    key = target.absolute()
+    if _held.get(key, (0, False))[0] == threading.get_ident():
+        yield _held[key][1]
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock(target)
+    except OSError as error:
+        raise _not_writable(target, error) from error
+    _held[key] = threading.get_ident(), lock.is_alone
+    try:
+        yield lock.is_alone
     finally:
+        del _held[key]
         lock.file.unlink(missing_ok=True)
         os.close(lock.handle)
 
@@ -224,6 +247,9 @@ def _is_empty_folder(path: Path) -> bool:
 
 def _not_writable(target: Path, error: OSError) -> NotAble:
     return NotAble("folder-not-writable", f"cannot write here: {error}", where=str(target.parent))
+
+
+_held: dict[Path, tuple[int, bool]] = {}  # target -> the thread that holds it, and whether it is alone
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from stack.files import disk_error, sha256_file, sha256_text
 
 RECORDS = ".resume"
 ATTEMPT = "attempt-"
+EPISODE = re.compile(r"\bepisode \d")  # not the name of a file
 Result = TypeVar("Result")
 
 
@@ -38,7 +40,8 @@ class Work(Generic[Result]):
         job: its only argument. Where `path` is given, `job.root` is the folder to write below.
         path: the output file, relative to the dataset; None for a measurement.
         amount: how much work it is, in the unit of its group.
-        label: what to call it in an error that does not say where it arose.
+        label: which episodes it is about, for an error that does not say so.
+        labels: the same for each file that it reads, where the error names one.
         key: see `keyed`.
     """
 
@@ -47,6 +50,7 @@ class Work(Generic[Result]):
     path: str | None
     amount: float
     label: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
 
 
@@ -131,8 +135,9 @@ def _run_step(step: _Step) -> _Done:
             raise told from error
         if not isinstance(error, StackError):
             raise WorkFailed("write-failed", f"writing failed: {error}", where=str(where)) from error
-        if step.work.label and "episode" not in error.where:
-            error.where = ", ".join(filter(None, (error.where, step.work.label)))
+        if step.work.label and not EPISODE.search(error.where):
+            named = (label for file, label in step.work.labels.items() if file in error.where)
+            error.where = ", ".join(filter(None, (error.where, next(named, step.work.label))))
         raise
     finally:
         shutil.rmtree(attempt, ignore_errors=True)

@@ -18,7 +18,7 @@ from stack.dataset.write_files import (
     write_data_file,
     write_video_file,
 )
-from stack.dataset.write_plan import FilePlan, Videos
+from stack.dataset.write_plan import FilePlan, VideoFile, Videos
 from stack.dataset.write_resume import Work, keyed
 
 NOWHERE = Path()  # each attempt gets a folder of its own
@@ -68,8 +68,17 @@ def _video_works(selection: Selection, plan: FilePlan, videos: Videos) -> list[W
         label = _label(tuple(by_index[index] for index in entry.episodes))
         job = VideoJob(NOWHERE, entry, selection.fps, videos)
         frames = sum(clip.count for clip in entry.clips)
-        works.append(Work(write_video_file, job, entry.path, frames, f"{entry.camera}, {label}"))
+        labels = _labels(entry, by_index)
+        works.append(Work(write_video_file, job, entry.path, frames, f"{entry.camera}, {label}", labels))
     return works
+
+
+def _labels(entry: VideoFile, by_index: Mapping[int, Selected]) -> dict[str, str]:
+    """Source file -> camera and episodes, for errors of one clip among many."""
+    groups: dict[str, list[Selected]] = {}
+    for index, clip in zip(entry.episodes, entry.clips, strict=True):
+        groups.setdefault(str(clip.file), []).append(by_index[index])
+    return {file: f"{entry.camera}, {_label(tuple(group))}" for file, group in groups.items()}
 
 
 def _clip_works(selection: Selection) -> dict[tuple[str, int], Work[CameraSample]]:

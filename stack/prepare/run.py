@@ -21,7 +21,7 @@ from stack.dataset.write_size import output_size, refuse_small_disk
 from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
 from stack.dataset.write_v21 import plan_v21, write_v21
 from stack.errors import BadRequest
-from stack.files import refuse_existing, sha256_text, whole_folder
+from stack.files import hold_target, refuse_existing, sha256_text, whole_folder
 from stack.manifests import DatasetManifest, Loaded
 from stack.prepare.blueprint import Plan
 from stack.prepare.episodes import ranges
@@ -97,6 +97,7 @@ def prepare(
     roots = [loaded.path(source.path) for source in loaded.manifest.sources]
     before = take_snapshot(file for root in roots for file in files_below(root))
     with (
+        hold_target(out),
         open_pool(jobs, executor=executor, writes=out.parent, reads=roots) as pool,
         _scratch(out) as scratch,
     ):
@@ -188,13 +189,18 @@ def _mode(made: Plan) -> Videos:
 def _scratch(out: Path) -> Iterator[Path]:
     """A folder beside the target for pictures that are made up.
 
-    Its name does not change, so that what a killed call made serves the next one; it goes when the work ends.
+    Its name does not change, so that what a killed or interrupted call made serves the next one; it goes when
+    the work ends, well or not. Nobody else uses it: the target is held.
     """
     folder = out.parent / f".{out.name}.made-up"
     try:
         yield folder
-    finally:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def outline(loaded: Loaded[DatasetManifest], *, videos: str | None = None, jobs: int | None = None) -> str:

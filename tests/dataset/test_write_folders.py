@@ -15,7 +15,7 @@ import pytest
 
 from stack import files
 from stack.errors import Exit, StackError
-from stack.files import whole_folder
+from stack.files import hold_target, whole_folder
 
 
 def fill(folder: Path, text: str) -> None:
@@ -156,7 +156,7 @@ def test_all_is_on_the_disk_before_the_name_is(
 HOLD = """
 import sys, time
 from pathlib import Path
-from stack.files import whole_folder
+from stack.files import hold_target, whole_folder
 with whole_folder(Path(sys.argv[1]), resume_key=sys.argv[2] or None) as folder:
     (folder / "half").write_text("half")
     print("holding", flush=True)
@@ -257,7 +257,7 @@ def test_a_kill_in_the_middle_leaves_a_whole_folder(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from stack.files import whole_folder
+from stack.files import hold_target, whole_folder
 for number in range(100000):
     with whole_folder(Path(sys.argv[1]), replace=True) as folder:
         for name in "abcdef":
@@ -275,3 +275,23 @@ for number in range(100000):
         process.stdout.close()
         assert len({file.read_text() for file in target.iterdir()}) == 1
         assert sorted(file.name for file in target.iterdir()) == list("abcdef")
+
+
+def test_a_target_that_is_held_early_is_held_against_others_only(hold, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    script = "import sys; from pathlib import Path; from stack.files import whole_folder\n"
+    script += "with whole_folder(Path(sys.argv[1])): pass"
+    with hold_target(out), hold_target(out):
+        with whole_folder(out) as folder:
+            fill(folder, "mine")
+        other = subprocess.run([sys.executable, "-c", script, str(out)], capture_output=True, text=True)
+        assert "target-exists" in other.stderr
+        (out / "deep/text").unlink()
+        (out / "deep").rmdir()
+        other = subprocess.run([sys.executable, "-c", script, str(out)], capture_output=True, text=True)
+        assert "is at work at this target" in other.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    process = hold(tmp_path / "theirs")
+    with pytest.raises(StackError) as caught, hold_target(tmp_path / "theirs"):
+        raise AssertionError("the body must not run")
+    assert caught.value.id == "target-busy" and str(process.pid) in caught.value.what

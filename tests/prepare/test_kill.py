@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -120,16 +119,27 @@ if __name__ == "__main__":
 """
 
 
-def kill_at(line: str, manifest: Path, out: Path, *, jobs: int = 1) -> int:
-    """Prepare until this line of progress, kill -9; returns the dead process' group."""
+def start(manifest: Path, out: Path, line: str, *, jobs: int = 1) -> subprocess.Popen[str]:
+    """A process that prepares until this line of progress, and then does no more."""
     script = out.parent.parent / "killed.py"
     script.write_text(KILLED)
     command = [sys.executable, str(script), str(manifest), str(out), str(jobs), line]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == "writing\n"
-    os.kill(process.pid, signal.SIGKILL)
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
     process.wait()
+    assert process.stdout is not None
     process.stdout.close()
+
+
+def kill_at(line: str, manifest: Path, out: Path, *, jobs: int = 1) -> int:
+    """Prepare until this line of progress, kill -9; returns the dead process' group."""
+    process = start(manifest, out, line, jobs=jobs)
+    end(process)
     return process.pid
 
 
@@ -253,6 +263,24 @@ def _inside(manifest: Path) -> Path:
     """Manifests read nothing outside their folder unless told to; the script does not tell."""
     assert manifest.parent.joinpath("a").is_dir()
     return manifest
+
+
+def test_another_process_at_the_same_target_is_refused_and_harms_nothing(
+    merged_manifest, merged: Path, tmp_path: Path
+) -> None:
+    """The second call ends before it touches what the first one uses."""
+    out = tmp_path / "target" / "out"
+    process = start(merged_manifest.file, out, "video files")
+    try:
+        before = sorted(p.relative_to(out.parent) for p in out.parent.rglob("*"))
+        with pytest.raises(StackError) as caught:
+            prepare(merged_manifest, out=out, jobs=1, caps=CAPS)
+        assert (caught.value.id, caught.value.exit) == ("target-busy", Exit.NOT_ABLE)
+        assert sorted(p.relative_to(out.parent) for p in out.parent.rglob("*")) == before
+    finally:
+        end(process)
+    prepare(merged_manifest, out=out, jobs=1, caps=CAPS)
+    assert tree_digest(out) == tree_digest(merged)
 
 
 # Disks
@@ -436,7 +464,7 @@ def test_a_corrupt_clip_in_the_middle(load, two: Path, tmp_path: Path, jobs: int
     with pytest.raises(StackError) as caught:
         prepare(load(f"sources: [{{path: {root}}}]"), out=out, jobs=jobs)
     assert str(clip) in str(caught.value) and "episode 2 of 'a'" in str(caught.value)
-    assert not out.parent.exists() or list(out.parent.iterdir()) == []
+    assert list(out.parent.iterdir()) == []
 
 
 def test_a_cut_off_clip(load, two: Path, tmp_path: Path) -> None:
@@ -447,4 +475,4 @@ def test_a_cut_off_clip(load, two: Path, tmp_path: Path) -> None:
     with pytest.raises(StackError) as caught:
         prepare(load(f"sources: [{{path: {root}}}]"), out=out, jobs=1)
     assert str(clip) in str(caught.value)
-    assert not out.parent.exists()
+    assert list(out.parent.iterdir()) == []

@@ -19,10 +19,10 @@ from stack.dataset.video_index import (
     VideoInfo,
     describe_extradata,
     index_video,
-    open_video,
     probe,
 )
 from stack.dataset.video_mux import exact_rate, ticks_of, whole_file, why_badly_timed
+from stack.dataset.video_open import open_video
 from stack.dataset.video_packets import PacketReader, Part
 from stack.dataset.video_segments import Segment, can_splice, split, whole_copy
 from stack.errors import BadRequest, WorkFailed

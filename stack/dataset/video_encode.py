@@ -22,8 +22,9 @@ from stack.dataset.video_h264 import (
     as_sample,
     split_start_codes,
 )
-from stack.dataset.video_index import VideoInfo, open_video
+from stack.dataset.video_index import VideoInfo
 from stack.dataset.video_mux import ticks_of
+from stack.dataset.video_open import open_video
 from stack.dataset.video_segments import Segment
 from stack.errors import NotAble, WorkFailed
 

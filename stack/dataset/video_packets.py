@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from av.packet import Packet
 
-from stack.dataset.video_index import CodedFrame, VideoIndex, demux, index_video, open_video
+from stack.dataset.video_index import CodedFrame, VideoIndex, index_video
+from stack.dataset.video_open import demux, open_video
 from stack.dataset.video_segments import Segment
 from stack.errors import WorkFailed
 

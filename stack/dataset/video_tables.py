@@ -19,6 +19,8 @@ CODECS = {b"avc1": "h264", b"hvc1": "hevc", b"hev1": "hevc", b"av01": "av1"}
 CONFIGURATIONS = {"h264": b"avcC", "hevc": b"hvcC", "av1": b"av1C"}
 AV1_CONFIGURATION_BYTES = 4  # what follows is the sequence header
 VISUAL_ENTRY_BYTES = 86  # of a VisualSampleEntry, before the boxes in it (12.1.3)
+BOX_HEAD_BYTES = 8
+BIT_RATE = b"btrt"  # differs from file to file, and tells a decoder nothing
 Bytes = Any  # bytes or mmap: what can be sliced
 
 
@@ -31,7 +33,7 @@ class Tables:
     """A video track in decode order.
 
     Attributes:
-        entry: the sample description: what the decoder is told.
+        entry: the sample description, without the bit rate: what the decoder is told.
         pts, dts: in ticks of `time_base`, as FFmpeg gives them.
         offsets, sizes: where each sample lies in the file, in bytes.
         is_sync: which samples the file calls sync samples.
@@ -138,13 +140,15 @@ def _description(stsd: bytes) -> tuple[str, bytes, bytes]:
         raise NotPlain
     entry = stsd[8 : 8 + _u32(stsd, 8)]
     codec = CODECS[entry[4:8]]
-    extradata = b""
+    extradata, told = b"", entry[:VISUAL_ENTRY_BYTES]
     for kind, start, end in _boxes(entry, VISUAL_ENTRY_BYTES, len(entry)):
         if kind == CONFIGURATIONS[codec]:
             extradata = entry[start:end]
+        if kind != BIT_RATE:
+            told += entry[start - BOX_HEAD_BYTES : end]
     if not extradata or (codec == "av1" and len(extradata) <= AV1_CONFIGURATION_BYTES):
         raise NotPlain
-    return codec, entry, extradata
+    return codec, told, extradata
 
 
 def _sizes(stsz: bytes, file_bytes: int) -> NDArray[np.int64]:

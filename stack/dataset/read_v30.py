@@ -225,8 +225,8 @@ def _clips_of_file(
 
     Where a from_timestamp is not the frames before it over fps, the packets decide: if the file holds exactly
     one frame a row, the rows' counts are right and the seconds are not (running sums of container durations
-    drift). Otherwise both stay in doubt: the seconds are kept and `clip-start-differs` is noted, which
-    preparing refuses.
+    drift, and keep the order). Otherwise both stay in doubt: the seconds are kept and `clip-start-differs` is
+    noted, which preparing refuses.
     """
     claimed: dict[int, ClipRef] = {}
     counted: dict[int, ClipRef] = {}
@@ -249,7 +249,8 @@ def _clips_of_file(
     except StackError as error:
         notes.append(("clip-start-differs", f"{wrong[0]}; the file cannot be counted: {error.what}"))
         return claimed
-    if frames == position:
+    indices = [index for _, index in starts]
+    if frames == position and indices == sorted(indices):
         notes.append(
             (
                 "clip-start-mended",
@@ -258,10 +259,10 @@ def _clips_of_file(
             )
         )
         return counted
-    notes.extend(
-        ("clip-start-differs", f"{text}; the file has {frames} frames and its episodes {position} rows")
-        for text in wrong
-    )
+    why = f"the file has {frames} frames and its episodes {position} rows"
+    if frames == position:
+        why = f"by from_timestamp the episodes come in the order {indices}, so counting does not settle it"
+    notes.extend(("clip-start-differs", f"{text}; {why}") for text in wrong)
     return claimed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stack.dataset.model import Dataset
+from stack.dataset.model import ClipRef, Dataset
 from stack.dataset.selection import Selected
 from stack.errors import BadRequest
 from stack.manifests.dataset import Source
@@ -86,35 +86,46 @@ def check_missing_cameras(
 
 def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
     """Each video must hold exactly one frame a row, so that counting finds every episode's pictures."""
-    claimed: dict[Path, list[tuple[int, int]]] = {}  # file -> (episode, rows) of all that claim a part of it
+    claimed: dict[Path, list[tuple[int, ClipRef]]] = {}  # file -> (episode, clip) of all that claim a part
     for episode in dataset.episodes:
         for clip in episode.clips.values():
-            claimed.setdefault(clip.file, []).append((episode.index, clip.count))
+            claimed.setdefault(clip.file, []).append((episode.index, clip))
     told: set[Path] = set()
     for selected, scan in own:
         for camera, info in scan.videos.items():
             clip = selected.episode.clips[camera]
-            rows = sum(count for _, count in claimed[clip.file])
-            if info.frames == rows or clip.file in told:
+            rows = sum(other.count for _, other in claimed[clip.file])
+            if clip.file in told or (info.frames == rows and _tiles(claimed[clip.file])):
                 continue
             told.add(clip.file)
             numbers = [number for number, _ in claimed[clip.file]]
-            which = f"episode{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+            which = (
+                f"{camera}, episode{'s' if len(numbers) > 1 else ''} {ranges(numbers)} of '{dataset.name}'"
+            )
+            starts = [t for code, t in dataset.notes if code == "clip-start-differs" and clip.file.name in t]
+            what = f"the video has {info.frames} frames, its episodes have {rows} rows"
+            if info.frames == rows:
+                what = f"from_timestamp does not lead from one episode to the next: {'; '.join(starts)}"
+            elif starts:
+                what += f" ({starts[0].split(';')[0]})"
             problems.add(
                 BadRequest(
-                    "prepare-frames-differ",
-                    f"{camera}, {which} of '{dataset.name}': the video has {info.frames} frames, its "
-                    f"episodes have {rows} rows{_stored_start(dataset, clip.file)}",
+                    "prepare-frames-differ" if info.frames != rows else "prepare-clip-start-differs",
+                    f"{which}: {what}",
                     where=str(clip.file),
-                    do=f"exclude_episodes: {numbers}",
+                    do=f"mend meta/episodes, or exclude_episodes: {numbers}",
                 )
             )
 
 
-def _stored_start(dataset: Dataset, file: Path) -> str:
-    """What reading said of a from_timestamp that counts do not support, where it said so of this file."""
-    texts = [text for code, text in dataset.notes if code == "clip-start-differs" and file.name in text]
-    return f" ({texts[0].split(';')[0]})" if texts else ""
+def _tiles(clips: Sequence[tuple[int, ClipRef]]) -> bool:
+    """Whether each clip begins where the one before it ends."""
+    position = 0
+    for clip in sorted((clip for _, clip in clips), key=lambda clip: clip.start):
+        if clip.start != position:
+            return False
+        position += clip.count
+    return True
 
 
 def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problems: Problems) -> float | None:

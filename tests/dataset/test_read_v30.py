@@ -249,3 +249,16 @@ def test_an_episode_without_a_video_file_number_has_no_clip(copy: Path) -> None:
     assert (
         "observation.images.head has no video file for episodes [2]" in dict(dataset.notes)["clips-missing"]
     )
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 7, 1.5, float("nan"), float("inf"), "x", [1], 10**18])
+def test_any_value_in_the_episode_table_is_read_or_refused_never_a_crash(copy: Path, value) -> None:
+    [*files] = sorted((copy / "meta/episodes").glob("*/*.parquet"))
+    good = pq.read_table(files[0])
+    for name in [name for name in good.column_names if not name.startswith("stats/")]:
+        at = good.column_names.index(name)
+        pq.write_table(good.set_column(at, name, pa.array([value] * len(good))), files[0])
+        try:
+            assert [e.length for e in read_dataset(copy).episodes] == [7, 5, 9, 4, 6]
+        except StackError as error:
+            assert error.where

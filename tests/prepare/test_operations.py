@@ -396,6 +396,21 @@ def test_drifting_clip_starts_are_mended_with_a_note(load, packed: Path, tmp_pat
     assert got.content_digest == told
 
 
+@pytest.mark.parametrize("wrong_s", [9.0, -1.0])
+def test_a_clip_start_that_upsets_the_order_is_refused(load, packed: Path, wrong_s: float) -> None:
+    """Frames and rows agree, but counting in the order of from_timestamp would shift every episode."""
+    for file in (packed / "meta/episodes").glob("*/*.parquet"):
+        table = pq.read_table(file)
+        name = f"videos/{HEAD}/from_timestamp"
+        values = table.column(name).to_pylist()
+        values[2] = wrong_s
+        pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(values)), file)
+    error = refusal(load, f"sources: [{{path: {packed}}}]")
+    assert error.id == "prepare-clip-start-differs"
+    assert f"episode 2: from_timestamp {wrong_s:g} s is frame" in error.what
+    assert "counting does not settle it" in error.what
+
+
 def test_clip_starts_that_counts_do_not_settle_are_refused(load, packed: Path, deliveries) -> None:
     drift(packed)
     [file] = (packed / "videos" / HEAD).rglob("*.mp4")

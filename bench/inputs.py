@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -47,6 +48,7 @@ def delivery(root: Path, clips: Path, size: Size) -> Path:
     described = json.dumps(asdict(size), sort_keys=True)
     if done.is_file() and done.read_text() == described:
         return root
+    shutil.rmtree(root, ignore_errors=True)  # what a stopped run left, or another size
     (root / "meta").mkdir(parents=True)
     first, statistics = 0, []
     for episode, length in enumerate(size.lengths):

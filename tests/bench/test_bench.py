@@ -45,6 +45,13 @@ def test_inputs_are_kept_and_not_made_twice(made: Path) -> None:
     assert len({file.stat().st_ino for file in made.rglob("*.mp4")}) == len(clips)
 
 
+def test_what_a_stopped_run_left_is_made_again(made: Path, tmp_path: Path) -> None:
+    half = delivery(tmp_path / "half", made.parents[1] / "clips", SMALL)
+    (half / "made-from.json").unlink()
+    (half / "meta" / "info.json").unlink()
+    assert read_dataset(delivery(half, made.parents[1] / "clips", SMALL)).frames == 33
+
+
 def test_the_same_seed_gives_the_same_rows(made: Path, tmp_path: Path) -> None:
     again = delivery(tmp_path / "again", made.parents[1] / "clips", SMALL)
     for file in made.rglob("*.parquet"):

@@ -21,7 +21,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from stack.dataset.video_open import check_file, demux, open_video, truncated
-from stack.dataset.video_tables import read_tables
+from stack.dataset.video_tables import Tables, read_tables
 from stack.errors import BadRequest
 
 INDEX_CACHE_FILES = 64
@@ -114,16 +114,23 @@ def _index_unchanged(file: Path, mtime_ns: int, size_bytes: int, inode: int) -> 
 
 def _index_from_tables(file: Path) -> VideoIndex | None:
     """As `index_by_demuxing`, many times quicker; None where the file is not plain."""
-    with file.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        tables = read_tables(data)
-        if tables is None or len(np.unique(tables.pts)) != len(tables.pts):
-            return None
-        looks = _looks_of(tables.entry) or _open_for_looks(file, tables.entry)
-        places = zip(tables.offsets.tolist(), tables.sizes.tolist(), tables.is_sync.tolist(), strict=True)
-        keys = [
-            is_sync and starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
-            for offset, size, is_sync in places
-        ]
+    try:
+        with file.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            tables = read_tables(data)
+            if tables is None or len(np.unique(tables.pts)) != len(tables.pts):
+                return None
+            places = zip(tables.offsets.tolist(), tables.sizes.tolist(), tables.is_sync.tolist(), strict=True)
+            keys = [
+                is_sync and starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
+                for offset, size, is_sync in places
+            ]
+    except (OSError, ValueError):  # a file system that maps nothing into memory, or a file that just went
+        return None
+    looks = _KNOWN_LOOKS.get(tables.entry) or _open_for_looks(file, tables.entry)
+    return _index_of(file, tables, looks, keys)
+
+
+def _index_of(file: Path, tables: Tables, looks: _Looks, keys: list[bool]) -> VideoIndex:
     order = np.argsort(tables.pts)
     frames = np.empty(len(order), dtype=np.int64)
     frames[order] = np.arange(len(order))
@@ -161,10 +168,6 @@ class _Looks:
 
 
 _KNOWN_LOOKS: dict[bytes, _Looks] = {}
-
-
-def _looks_of(entry: bytes) -> _Looks | None:
-    return _KNOWN_LOOKS.get(entry)
 
 
 def _open_for_looks(file: Path, entry: bytes) -> _Looks:

@@ -20,8 +20,6 @@ from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks
 from stack.dataset.stats import Stats, vector_stats
-from stack.dataset.stats_pooled import PooledJob as PooledJob
-from stack.dataset.stats_pooled import pooled_stats as pooled_stats
 from stack.dataset.video import VideoInfo, join, probe
 from stack.dataset.write_plan import DataFile, VideoFile, Videos
 from stack.errors import BadRequest, WorkFailed

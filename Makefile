@@ -5,7 +5,7 @@ PORT ?= 5000
 ARGS ?=
 export VENV ?= .venv
 
-.PHONY: help setup test lint reproduce ui locks
+.PHONY: help setup test lint reproduce ui locks bench
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -27,6 +27,9 @@ lint: setup ## format check, lint, types
 	@$(VENV)/bin/python -m ruff format --check stack tests scripts
 	@$(VENV)/bin/python -m ruff check stack tests scripts
 	@$(VENV)/bin/python -m mypy
+
+bench: setup ## time and memory against floors and lerobot's tools, into docs/bench.md (ARGS="--only join")
+	@$(VENV)/bin/python -m bench --scratch $(WORK)/bench --write docs/bench.md $(ARGS)
 
 locks: ## rewrite manifests/locks from pyproject.toml (needs an index and uv)
 	@sh scripts/lock.sh

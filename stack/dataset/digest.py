@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
+from stack.dataset.pictures import episode_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.rows import column_array, column_names, text_column
-from stack.dataset.selection import Recipe, frame_tasks, refuse_image_cameras
+from stack.dataset.selection import Recipe, frame_tasks
 from stack.dataset.video import clip_digest
 from stack.errors import BadRequest
 
@@ -29,7 +30,7 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1) -> str:
     """sha256 over fps, features and episodes in order.
 
     Of each episode count: its length; each feature's name, dtype, shape and values, little-endian, frame by
-    frame; the timestamps; the task text of each frame; and of each clip the coded pictures. File sizes, row
+    frame; the timestamps; the task text of each frame; and of each camera the coded pictures. File sizes, row
     groups, compression, index columns, channel names and where a clip lies in its file do not.
 
     Args:
@@ -38,17 +39,17 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1) -> str:
     Raises:
         BadRequest: rows or clips that cannot be read, or a feature that episodes store in other forms.
     """
-    refuse_image_cameras(dataset)
     features = {
         name: feature
         for name, feature in sorted(dataset.features.items())
-        if name not in INDEX_FEATURES and not feature.is_camera
+        if name not in INDEX_FEATURES and feature.dtype != "video"
     }
     cameras = sorted(name for name in dataset.cameras if any(name in e.clips for e in dataset.episodes))
     digest = hashlib.sha256()
     digest.update(f"{FORMAT}\nfps {float(dataset.fps)!r}\ncameras {cameras!r}\n".encode())
     for name, feature in features.items():
-        digest.update(f"feature {name!r} {feature.dtype} {list(feature.shape)!r}\n".encode())
+        shape = "" if feature.is_image else f" {list(feature.shape)!r}"  # the pictures tell their own size
+        digest.update(f"feature {name!r} {feature.dtype}{shape}\n".encode())
     work = [_EpisodeJob(episode, features, dataset.tasks) for episode in dataset.episodes]
     with open_pool(jobs) as pool:
         for part in _episode_digests(pool, work):
@@ -82,6 +83,8 @@ def _values(episode: Episode, feature: Feature) -> bytes:
     if feature.dtype == "string":
         texts = [(text or "").encode() for text in text_column(episode, feature.name)]
         return b"".join(f"{len(text)} ".encode() + text for text in texts)
+    if feature.is_image:
+        return b"".join(f"{len(cell)} ".encode() + cell for cell in episode_pictures(episode, feature))
     try:
         little = np.dtype(feature.dtype).newbyteorder("<")
     except TypeError:

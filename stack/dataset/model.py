@@ -35,6 +35,11 @@ class Feature:
     def is_camera(self) -> bool:
         return self.dtype in ("video", "image")
 
+    @property
+    def is_image(self) -> bool:
+        """A camera whose pictures lie in the rows."""
+        return self.dtype == "image"
+
 
 @dataclass(frozen=True)
 class RowsRef:

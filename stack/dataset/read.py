@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stack.dataset.model import Dataset
+from stack.dataset.read_files import files_below
 from stack.dataset.read_meta import Notes, read_features, read_info, read_tasks
 from stack.dataset.read_v2 import read_episodes_v2
 from stack.dataset.read_v30 import read_episodes_v30
@@ -48,10 +49,19 @@ def read_dataset(root: Path, *, name: str | None = None) -> Dataset:
     )
 
 
+def dataset_version(root: Path) -> str:
+    """`v2.0`, `v2.1` or `v3.0`, as the layout shows.
+
+    Raises:
+        BadRequest: no dataset is there.
+    """
+    return _version(root, read_info(root).get("codebase_version"), [])
+
+
 def _version(root: Path, declared: object, notes: Notes) -> str:
     """The version that the layout shows; a declaration that differs is noted."""
     meta = root / "meta"
-    if any((meta / "episodes").glob("**/*.parquet")):
+    if files_below(meta / "episodes", ".parquet"):
         version = "v3.0"
     elif (meta / "episodes_stats.jsonl").is_file():
         version = "v2.1"

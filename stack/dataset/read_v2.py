@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stack.dataset.missing import note_missing_columns
-from stack.dataset.model import ClipRef, Dataset, Episode, Feature, Origin, RowsRef
-from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, task_texts, whole_number
+from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
+from stack.dataset.read_files import files_below, fill_template, note_left_overs
+from stack.dataset.read_meta import (
+    Notes,
+    open_parquet,
+    read_json_lines,
+    task_texts,
+    whole_number,
+)
 from stack.errors import BadRequest
 
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
@@ -56,16 +63,13 @@ def read_episodes_v2(
             )
         )
     note_missing_columns(episodes, notes)
+    used = set(files.values()) | {file for found in clips.values() for file in found.values()}
+    note_left_overs(root, used, notes)
     return tuple(episodes)
 
 
-def expected_file(dataset: Dataset, template: str, episode: int, camera: str = "") -> Path | None:
-    """Where info.json's template puts a file of an episode; None where the template does not resolve."""
-    return _resolve(dataset.root, template, dataset.info, episode, camera)
-
-
 def _data_files(root: Path, info: Mapping[str, Any], notes: Notes) -> dict[int, Path]:
-    found = _by_number((root / "data").glob("**/*.parquet"))
+    found = _by_number(files_below(root / "data", ".parquet"))
     if not found:
         raise BadRequest(
             "dataset-no-rows",
@@ -73,38 +77,38 @@ def _data_files(root: Path, info: Mapping[str, Any], notes: Notes) -> dict[int, 
             where=str(root),
             do="fetch the data folder of this dataset",
         )
-    return _choose(root, str(info.get("data_path") or DATA_PATH), info, "", found, notes)
+    return _choose(root, "data_path", info.get("data_path") or DATA_PATH, info, "", found, notes)
 
 
 def _video_files(
     root: Path, info: Mapping[str, Any], camera: str, episodes: list[int], notes: Notes
 ) -> dict[int, Path]:
-    folders = [f for top in ("videos", "video") for f in (root / top).glob(f"**/{camera}") if f.is_dir()]
-    found = _by_number(file for folder in folders for file in folder.glob("*.mp4"))
+    below = [file for top in ("videos", "video") for file in files_below(root / top, ".mp4")]
+    found = _by_number(file for file in below if file.parent.name == camera)
     if not found:
         notes.append(("camera-without-files", f"{camera} is declared but has no video file"))
         return {}
-    files = _choose(root, str(info.get("video_path") or VIDEO_PATH), info, camera, found, notes)
+    files = _choose(root, "video_path", info.get("video_path") or VIDEO_PATH, info, camera, found, notes)
     if missing := [episode for episode in episodes if episode not in files]:
         notes.append(("clips-missing", f"{camera} has no video file for episodes {missing}"))
     return files
 
 
-def _by_number(files: Any) -> Found:
+def _by_number(files: Iterable[Path]) -> Found:
     found: Found = {}
-    for file in sorted(files):
+    for file in files:
         if match := _EPISODE.match(file.stem):
             found.setdefault(int(match[1]), []).append(file)
     return found
 
 
 def _choose(
-    root: Path, template: str, info: Mapping[str, Any], camera: str, found: Found, notes: Notes
+    root: Path, key: str, template: object, info: Mapping[str, Any], camera: str, found: Found, notes: Notes
 ) -> dict[int, Path]:
     """One file an episode: the template's where it exists, else the only one with that number."""
     chosen, elsewhere = {}, []
     for index, candidates in sorted(found.items()):
-        expected = _resolve(root, template, info, index, camera)
+        expected = _resolve(root, key, template, info, index, camera)
         if expected is not None and expected in candidates:
             chosen[index] = expected
             if len(candidates) > 1:
@@ -133,14 +137,13 @@ def _choose(
     return chosen
 
 
-def _resolve(root: Path, template: str, info: Mapping[str, Any], episode: int, camera: str) -> Path | None:
+def _resolve(
+    root: Path, key: str, template: object, info: Mapping[str, Any], episode: int, camera: str
+) -> Path | None:
     size = whole_number(info.get("chunks_size"))
     chunk = episode // size if size is not None and size >= 1 else 0
     keys = {"episode_chunk": chunk, "chunk_index": chunk, "episode_index": episode, "video_key": camera}
-    try:
-        return root / template.format(**keys)
-    except (KeyError, ValueError, IndexError, AttributeError):
-        return None
+    return fill_template(root, key, template, keys)
 
 
 def _listed_episodes(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:

@@ -15,8 +15,17 @@ from numpy.typing import NDArray
 
 from stack.dataset.missing import note_missing_columns
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
-from stack.dataset.read_meta import Notes, open_parquet, read_json_lines, read_table, task_texts, whole_number
-from stack.errors import BadRequest
+from stack.dataset.read_files import files_below, fill_template, note_left_overs
+from stack.dataset.read_meta import (
+    Notes,
+    open_parquet,
+    read_json_lines,
+    read_table,
+    task_texts,
+    whole_number,
+)
+from stack.dataset.video_index import probe
+from stack.errors import BadRequest, StackError
 
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 
@@ -63,12 +72,15 @@ def read_episodes_v30(
         for index, ref in sorted(rows.items())
     )
     note_missing_columns(episodes, notes)
+    used = {ref.file for ref in rows.values()}
+    used |= {clip.file for episode in episodes for clip in episode.clips.values()}
+    note_left_overs(root, used, notes)
     return episodes
 
 
 def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
     """episode_index -> its row, over all files of meta/episodes; statistics columns are left out."""
-    files = sorted((root / "meta" / "episodes").glob("**/*.parquet"))
+    files = files_below(root / "meta" / "episodes", ".parquet")
     entries: list[dict[str, Any]] = []
     for file in files:
         table = read_table(file)
@@ -96,7 +108,7 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
 
 
 def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict[int, RowsRef]:
-    files = sorted((root / "data").glob("**/*.parquet"))
+    files = files_below(root / "data", ".parquet")
     if not files:
         raise BadRequest(
             "dataset-no-rows",
@@ -111,7 +123,9 @@ def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict
             count = parquet.metadata.num_rows
             keyed = "episode_index" in parquet.schema_arrow.names
             if keyed:
-                column = parquet.read(columns=["episode_index"]).column("episode_index")
+                table_read = parquet.read(columns=["episode_index"])
+                # A file may hold a column twice; pyarrow takes `episode_index.x` for it, too.
+                column = table_read.column(table_read.column_names.index("episode_index"))
         numbers = _flat(column, file) if keyed else _numbers_by_position(table, position, count)
         position += count
         _add_runs(file, numbers, rows)
@@ -193,28 +207,71 @@ def _clips(
     if missing:
         code = "clips-missing" if by_file else "camera-without-files"
         notes.append((code, f"{camera} has no video file for episodes {missing}"))
-    clips = {}
+    clips: dict[int, ClipRef] = {}
     for file, starts in by_file.items():
-        position = 0
-        for start_s, index in sorted(starts):
-            start = round(start_s * float(info["fps"]))
-            if start != position:
-                notes.append(
-                    (
-                        "clip-start-differs",
-                        f"{camera}, episode {index}: from_timestamp {start_s:g} s is frame {start} of "
-                        f"{file.name}, but {position} frames lie before it",
-                    )
-                )
-            clips[index] = ClipRef(file, start, rows[index].count)
-            position += rows[index].count
+        clips.update(_clips_of_file(camera, file, sorted(starts), float(info["fps"]), rows, notes))
     return clips
+
+
+def _clips_of_file(
+    camera: str,
+    file: Path,
+    starts: list[tuple[float, int]],
+    fps: float,
+    rows: Mapping[int, RowsRef],
+    notes: Notes,
+) -> dict[int, ClipRef]:
+    """The clips of one video file, in order of from_timestamp.
+
+    Where a from_timestamp is not the frames before it over fps, the packets decide: if the file holds exactly
+    one frame a row, the rows' counts are right and the seconds are not (running sums of container durations
+    drift, and keep the order). Otherwise both stay in doubt: the seconds are kept and `clip-start-differs` is
+    noted, which preparing refuses.
+    """
+    claimed: dict[int, ClipRef] = {}
+    counted: dict[int, ClipRef] = {}
+    wrong: list[str] = []
+    position = 0
+    for start_s, index in starts:
+        start, count = round(start_s * fps), rows[index].count
+        claimed[index] = ClipRef(file, start, count)
+        counted[index] = ClipRef(file, position, count)
+        if start != position:
+            wrong.append(
+                f"{camera}, episode {index}: from_timestamp {start_s:g} s is frame {start} of {file.name}, "
+                f"but {position} frames lie before it"
+            )
+        position += count
+    if not wrong:
+        return claimed
+    try:
+        frames = probe(file).frames
+    except StackError as error:
+        notes.append(("clip-start-differs", f"{wrong[0]}; the file cannot be counted: {error.what}"))
+        return claimed
+    indices = [index for _, index in starts]
+    if frames == position and indices == sorted(indices):
+        notes.append(
+            (
+                "clip-start-mended",
+                f"{wrong[0]} ({len(wrong)} such); the file holds exactly one frame a row ({frames}), so the "
+                "frames are counted",
+            )
+        )
+        return counted
+    why = f"the file has {frames} frames and its episodes {position} rows"
+    if frames == position:
+        why = f"by from_timestamp the episodes come in the order {indices}, so counting does not settle it"
+    notes.extend(("clip-start-differs", f"{text}; {why}") for text in wrong)
+    return claimed
 
 
 def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping[str, Any]) -> Path | None:
     chunk = whole_number(entry.get(f"videos/{camera}/chunk_index"))
     file = whole_number(entry.get(f"videos/{camera}/file_index"))
     index = whole_number(entry.get("episode_index"))
+    if file is None and f"videos/{camera}/file_index" in entry:
+        return None  # the table knows the column and has no file for this episode
     keys = {
         "video_key": camera,
         "chunk_index": chunk if chunk is not None else 0,
@@ -224,10 +281,7 @@ def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping
     }
     templates = (info.get("video_path"), VIDEO_PATH, VIDEO_PATH.replace("videos/", "video/"))
     for template in templates:
-        try:
-            path = root / str(template).format(**keys)
-        except (KeyError, ValueError, IndexError, AttributeError):
-            continue
-        if path.is_file():
+        path = fill_template(root, "video_path", template, keys)
+        if path is not None and path.is_file():
             return path
     return None

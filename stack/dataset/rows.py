@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from stack.dataset.arrow import numbers_of
 from stack.dataset.model import Episode, Feature, RowsRef
 from stack.dataset.read_meta import open_parquet
 from stack.errors import BadRequest
@@ -89,9 +90,14 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage  # `datasets`, where it is loaded, has types of its own for arrays
     width = int(np.prod(feature.shape))
     while _is_list(array.type):
-        lengths = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
+        lengths = pc.list_value_length(array)
+        if lengths.null_count:  # not always: a scalar for the nulls imports pandas
+            lengths = pc.fill_null(lengths, -1)
+        lengths = numbers_of(lengths)
         if len(array) == episode.length and len(np.unique(lengths)) > 1:
             raise _ragged(column, episode, feature, width)
         if pa.types.is_fixed_size_list(array.type) and array.null_count:
@@ -107,8 +113,7 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
             f"{feature.name} is declared {feature.dtype} but stored as {column.type}",
             where=str(episode.rows.file),
         )
-    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return values
+    return numbers_of(array)
 
 
 def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: int) -> NDArray[Any]:

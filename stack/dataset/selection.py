@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
+from stack.dataset.pictures import picture_column, picture_shape
 from stack.dataset.rows import column_names, decode_column, read_rows
 from stack.errors import BadRequest
 
@@ -83,25 +84,39 @@ class Selection:
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        return tuple(name for name, feature in self.features.items() if feature.is_camera)
+        """Cameras that have video files."""
+        return tuple(n for n, feature in self.features.items() if feature.is_camera and not feature.is_image)
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """Cameras whose pictures lie in the rows."""
+        return tuple(name for name, feature in self.features.items() if feature.is_image)
 
     @property
     def vectors(self) -> dict[str, Feature]:
         """Features that have a column of numbers or texts."""
         return {name: feature for name, feature in self.features.items() if not feature.is_camera}
 
+    @property
+    def columns(self) -> dict[str, Feature]:
+        """Features that have a column in the rows: vectors, and cameras that lie there."""
+        return {n: feature for n, feature in self.features.items() if n not in self.cameras}
+
+    def source_feature(self, selected: Selected, name: str) -> Feature:
+        """The source's feature behind a camera whose pictures lie in the rows."""
+        return self.recipes[selected.recipe].columns[name][0].feature
+
 
 def select_all(dataset: Dataset) -> Selection:
     """The whole dataset as it is, episodes renumbered without gaps: what a conversion writes.
 
     Raises:
-        BadRequest: pictures lie in the rows, or frames whose task is not known.
+        BadRequest: frames whose task is not known, or pictures in rows that cannot be decoded.
     """
-    refuse_image_cameras(dataset)
     columns = {
         name: (Take(feature),)
         for name, feature in dataset.features.items()
-        if not feature.is_camera and name not in INDEX_FEATURES
+        if feature.dtype != "video" and name not in INDEX_FEATURES
     }
     recipe = Recipe(columns, dict(dataset.tasks))
     used: dict[str, None] = {}
@@ -115,6 +130,10 @@ def select_all(dataset: Dataset) -> Selection:
         for name, feature in dataset.features.items()
         if name not in INDEX_FEATURES
     }
+    for name in [name for name, feature in features.items() if feature.is_image]:
+        # What info.json declares may be channels first, or another size.
+        shape = picture_shape(dataset.episodes[0], dataset.features[name])
+        features[name] = replace(features[name], shape=shape)
     return Selection(
         dataset.name,
         dataset.fps,
@@ -124,17 +143,6 @@ def select_all(dataset: Dataset) -> Selection:
         {dataset.name: recipe},
         tuple(used),
     )
-
-
-def refuse_image_cameras(dataset: Dataset) -> None:
-    """Pictures in rows are not handled yet: refuse rather than lose them without a word."""
-    for name, feature in dataset.features.items():
-        if feature.dtype == "image":
-            raise BadRequest(
-                "dataset-image-camera",
-                f"camera '{name}' keeps its pictures in the rows, which cannot be handled yet",
-                where=str(dataset.root),
-            )
 
 
 def written_feature(feature: Feature) -> Feature:
@@ -150,7 +158,8 @@ def assemble(selected: Selected, recipe: Recipe, features: Mapping[str, Feature]
     """Output columns of one episode, in the written dtype, index columns not among them.
 
     Returns:
-        For each feature (L,) or (L, D) in its dtype; a pyarrow string array for texts.
+        For each feature (L,), (L, D) or (L, *shape) in its dtype; a pyarrow string array for texts, a struct
+        array of bytes and path for pictures.
 
     Raises:
         BadRequest: what `column_array` raises, or texts that are to be sliced.
@@ -164,16 +173,42 @@ def assemble(selected: Selected, recipe: Recipe, features: Mapping[str, Feature]
         if features[name].dtype == "string":
             columns[name] = table.column(group[0].feature.name).combine_chunks().cast(pa.string())
             continue
+        if features[name].is_image:
+            source = group[0].feature
+            columns[name] = picture_column(table.column(source.name), episode, source)
+            continue
         parts = []
         for take in group:
             values = decode_column(table.column(take.feature.name), episode, take.feature)
             flat = values.reshape(episode.length, -1)
             parts.append(flat if take.channels is None else flat[:, list(take.channels)])
         joined = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-        with np.errstate(over="ignore"):
-            joined = joined.astype(features[name].dtype)
-        columns[name] = joined[:, 0] if features[name].shape == (1,) else joined
+        joined = _cast(joined, features[name], episode)
+        shape = features[name].shape
+        columns[name] = joined[:, 0] if shape == (1,) else joined.reshape(episode.length, *shape)
     return columns
+
+
+def _cast(values: NDArray[Any], feature: Feature, episode: Episode) -> NDArray[Any]:
+    """To the written dtype; integers and booleans must be able to hold every value."""
+    kind = np.dtype(feature.dtype)
+    if kind.kind == "f":
+        with np.errstate(over="ignore"):
+            return values.astype(kind)
+    low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    fits = (values >= low) & (values <= high)
+    if values.dtype.kind == "f":
+        fits &= values == np.round(values)
+    if not fits.all():
+        frame, channel = (int(i) for i in np.argwhere(~fits)[0])
+        raise BadRequest(
+            "rows-cast-lossy",
+            f"{feature.name} holds {values[frame, channel]} at frame {frame}, channel {channel}, which "
+            f"{feature.dtype} cannot hold; {int((~fits).sum())} such values are in this episode",
+            where=f"{episode.rows.file}, episode {episode.origin.episode}",
+            do=f"write {feature.name} in another dtype (cast), or leave it out",
+        )
+    return values.astype(kind)
 
 
 def frame_tasks(episode: Episode, recipe: Recipe) -> list[str]:

@@ -1,45 +1,61 @@
-"""Videos by frame number: stream-copy join and digests of coded clips; the door to probing and decoding."""
+"""Videos by frame number: cut, join and digests of coded clips; the door to probing and decoding."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
 import av
-from av.packet import Packet
-from av.video.stream import VideoStream
 
 from stack.dataset.model import ClipRef
 from stack.dataset.video_decode import decode
+from stack.dataset.video_encode import Splicer, check_close, encode_file, pictures_of, same_again
+from stack.dataset.video_h264 import parse_sets, used_pps
 from stack.dataset.video_index import (
-    CodedFrame,
     VideoIndex,
     VideoInfo,
-    demux,
     describe_extradata,
     index_video,
-    open_video,
     probe,
 )
+from stack.dataset.video_mux import exact_rate, ticks_of, whole_file, why_badly_timed
+from stack.dataset.video_open import open_video
+from stack.dataset.video_packets import PacketReader, Part
+from stack.dataset.video_segments import Segment, can_splice, split, whole_copy
 from stack.errors import BadRequest, WorkFailed
 
-__all__ = ["VideoInfo", "clip_digest", "decode", "exact_rate", "join", "probe", "why_not_joinable"]
+__all__ = [
+    "EncodedFrames",
+    "VideoInfo",
+    "WrittenVideo",
+    "clip_digest",
+    "cut",
+    "decode",
+    "exact_rate",
+    "join",
+    "probe",
+    "why_not_joinable",
+    "why_not_together",
+]
 
-TICKS_PER_S_MIN = 10_000  # below this the MP4 muxer would choose a time base of its own
-RATE_DENOMINATOR_MAX = 1_000_000
+
+@dataclass(frozen=True)
+class EncodedFrames:
+    """Frames `start` to `stop` (half-open) of a written file that were encoded anew, and why."""
+
+    start: int
+    stop: int
+    reason: str
 
 
-def exact_rate(fps: float) -> Fraction:
-    """The rational rate a float stands for: 30.0 -> 30, 29.97 -> 2997/100, 29.97002997... -> 30000/1001."""
-    if not 0 < fps < 1_000_000:
-        raise BadRequest("video-fps-impossible", f"fps must be positive and finite, not {fps}")
-    return Fraction(fps).limit_denominator(RATE_DENOMINATOR_MAX)
+@dataclass(frozen=True)
+class WrittenVideo(VideoInfo):
+    """A file that was written; all frames that `encoded` does not name are copies, bit for bit."""
+
+    encoded: tuple[EncodedFrames, ...] = ()
 
 
 def why_not_joinable(a: VideoInfo, b: VideoInfo) -> str | None:
@@ -57,188 +73,173 @@ def why_not_joinable(a: VideoInfo, b: VideoInfo) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """The packets of a clip: those of decode positions `first` to `last` whose frame is in the clip."""
+def why_not_together(a: ClipRef, b: ClipRef, infos: Mapping[Path, VideoInfo] | None = None) -> str | None:
+    """Why two clips cannot stand in one file; None if they can.
 
-    clip: ClipRef
-    index: VideoIndex
-    first: int
-    last: int
+    Beyond `why_not_joinable`: a clip that must be encoded anew as a whole needs a file of its own.
 
-    def coded(self) -> Iterator[CodedFrame]:
-        frames = range(self.clip.start, self.clip.start + self.clip.count)
-        return (c for c in self.index.coded[self.first : self.last + 1] if c.frame in frames)
-
-
-def _cut(clip: ClipRef) -> _Cut:
-    """Find a clip's packets.
-
-    Raises:
-        BadRequest: the clip is empty or past the end, does not start at a key frame, or ends where shown
-            pictures need a picture that is shown after the end.
+    Args:
+        infos: what probing gave, where the caller has it already.
     """
-    index = index_video(clip.file)
-    info, where, end = index.info, str(clip.file), clip.start + clip.count
-    if clip.start < 0 or clip.count < 1 or end > info.frames:
-        what = f"frames {clip.start} to {end} are asked of a video of {info.frames} frames"
-        raise BadRequest("video-clip-out-of-range", what, where=where, do="correct the episode's length")
-    if clip.start not in info.key_frames:
-        before = max((k for k in info.key_frames if k < clip.start), default="none")
-        raise BadRequest(
-            "video-clip-not-at-key-frame",
-            f"the clip starts at frame {clip.start}, which is no key frame; the last one before is {before}",
-            where=where,
-            do="copy the whole file, or cut at a key frame; this cut needs re-encoding",
-        )
-    first = index.position(clip.start)
-    taken, at = 0, first
-    while taken < clip.count:
-        frame = index.coded[at].frame
-        if frame >= end:
-            raise BadRequest(
-                "video-clip-ends-inside-b-frames",
-                f"the clip ends before frame {end}, but a picture before it is built from frame {frame}",
-                where=where,
-                do="copy the whole file, or cut at a key frame; this cut needs re-encoding",
-            )
-        # Pictures that follow the key frame in the file and precede it on the screen are the last clip's.
-        taken += frame >= clip.start
-        at += 1
-    return _Cut(clip, index, first, at - 1)
+    left, right = ((infos or {}).get(clip.file) or probe(clip.file) for clip in (a, b))
+    if a.file != b.file and (reason := why_not_joinable(left, right)):
+        return reason
+    for clip, info in ((a, left), (b, right)):
+        if reason := _why_alone(clip, info):
+            return f"{info.codec} cannot be cut by copying, and {reason}"
+    return None
 
 
-class _Packets:
-    """Reads cuts from files, keeping the last file open: cuts in file order are one forward pass."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._file: Path | None = None
-
-    def __enter__(self) -> _Packets:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def stream(self, file: Path) -> VideoStream:
-        if file != self._file:
-            self._stack.close()
-            self._container, self._stream = self._stack.enter_context(open_video(file))
-            self._demux = demux(self._container, self._stream, file)
-            self._file, self._at = file, 0
-        return self._stream
-
-    def read(self, cut: _Cut) -> Iterator[tuple[CodedFrame, Packet]]:
-        self.stream(cut.clip.file)
-        if cut.first != self._at:
-            self._seek(cut.index.coded[cut.first])
-            self._at = cut.first
-        wanted = range(cut.clip.start, cut.clip.start + cut.clip.count)
-        while self._at <= cut.last:
-            coded = cut.index.coded[self._at]
-            packet = next((p for p in self._demux if p.pts == coded.pts), None)
-            if packet is None or packet.size != coded.size_bytes:
-                raise WorkFailed(
-                    "video-changed", f"frame {coded.frame} is not where it was", where=str(cut.clip.file)
-                )
-            self._at += 1
-            if coded.frame in wanted:
-                yield coded, packet
-
-    def _seek(self, key: CodedFrame) -> None:
-        assert self._file is not None
-        self._container.seek(key.dts, backward=True, stream=self._stream)
-        self._demux = demux(self._container, self._stream, self._file)
+def _why_alone(clip: ClipRef, info: VideoInfo) -> str | None:
+    end = clip.start + clip.count
+    plain_end = end == info.frames or not info.has_b_frames
+    if can_splice(info) or (clip.start in info.key_frames and plain_end):
+        return None
+    return next((s.encode for s in split(clip) if s.encode), None)
 
 
-def join(clips: Sequence[ClipRef], out: Path, fps: float) -> VideoInfo:
-    """Stream-copy clips, one after another, into one MP4 in which frame n is shown at exactly n / fps.
+def cut(clip: ClipRef, out: Path, fps: float) -> WrittenVideo:
+    """Write a clip as an MP4 of its own, exactly its frames, frame n shown at n / fps.
 
-    The time base divides the frame period. dts count up by one period a packet, behind pts by the deepest
-    reordering of any clip; where that makes the first dts negative, the muxer's edit list brings the first
-    pts to 0. The sources' own frame times and sound are left out. The file is written beside `out`, checked
-    packet by packet, and renamed.
+    What can be copied is copied; `WrittenVideo.encoded` names the frames that were encoded anew. In H.264
+    these are the ones before the first key frame and those at the end that need a later picture; any other
+    codec's clip that starts off a key frame is encoded anew as a whole, with the same codec, size and pixel
+    format. They are decoded again and compared with their source.
 
     Raises:
-        BadRequest: no clips; a clip that cannot be read or cut; clips that do not fit into one stream.
+        BadRequest, NotAble, WorkFailed: as `join`.
+    """
+    return join([clip], out, fps)
+
+
+def join(clips: Sequence[ClipRef], out: Path, fps: float) -> WrittenVideo:
+    """Write clips, one after another, into one MP4 in which frame n is shown at exactly n / fps.
+
+    Packets are copied; only pictures at a cut that is no key frame are encoded anew (see `cut`). The time
+    base divides the frame period. dts count up by one period a packet, behind pts by the deepest reordering
+    of any clip; where that makes the first dts negative, the muxer's edit list brings the first pts to 0.
+    The sources' own frame times and sound are left out. The file is written beside `out`, checked packet by
+    packet, and renamed.
+
+    Raises:
+        BadRequest: no clips; a clip that cannot be read; clips that do not fit into one stream.
+        NotAble: pictures must be encoded anew and there is no encoder for them.
         WorkFailed: what was written is not what was meant (disk full, a muxer's fault).
     """
     if not clips:
         raise BadRequest("video-no-clips", "there is nothing to join", where=str(out))
-    cuts = [_cut(clip) for clip in clips]
-    for cut in cuts:
-        if reason := why_not_joinable(cuts[0].index.info, cut.index.info):
-            raise BadRequest(
-                "video-not-joinable",
-                reason,
-                where=str(cut.clip.file),
-                do="keep one file an episode (videos: link), or re-encode one of them",
-            )
+    cuts = [split(clip) for clip in clips]
+    segments = [segment for parts in cuts for segment in parts]
+    first = segments[0].index.info
+    for segment in segments:
+        if reason := why_not_joinable(first, segment.index.info):
+            raise _not_joinable(reason, segment)
     rate = exact_rate(fps)
-    scale = 1
-    while rate.numerator * scale < TICKS_PER_S_MIN:
-        scale *= 2
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.stem}.partial-{os.getpid()}{out.suffix}")
-    try:
-        _mux(cuts, partial, ticks_per_s=rate.numerator * scale, ticks=rate.denominator * scale)
-        info = _check_joined(cuts, partial, rate, out)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return replace(info, file=out)
+    with whole_file(out) as partial:
+        if can_splice(first) or not any(segment.encode for segment in segments):
+            info = _splice(segments, partial, rate, out)
+        elif len(segments) == 1:
+            encode_file(pictures_of(segments[0]), partial, same_again(first), rate)
+            info = _check_encoded(segments[0], partial, rate, out)
+        else:
+            alone = next(segment for segment in segments if segment.encode)
+            raise _not_joinable(f"{first.codec} cannot be cut by copying, and {alone.encode}", alone)
+        places = [(place, segment) for place, segment in _placed(segments) if segment.encode]
+        check_close(partial, places, out)
+    encoded = tuple(EncodedFrames(n, n + s.count, s.encode or "") for n, s in places)
+    known = {field.name: getattr(info, field.name) for field in fields(VideoInfo)}
+    return WrittenVideo(**{**known, "file": out}, encoded=encoded)
 
 
-def _placed(cuts: Sequence[_Cut]) -> Iterator[tuple[int, CodedFrame]]:
-    """(presentation number in the joined file, packet) in decode order."""
-    offset = 0
-    for cut in cuts:
-        for coded in cut.coded():
-            yield offset + coded.frame - cut.clip.start, coded
-        offset += cut.clip.count
+def _not_joinable(reason: str, segment: Segment) -> BadRequest:
+    return BadRequest(
+        "video-not-joinable",
+        reason,
+        where=str(segment.index.info.file),
+        do="keep one file an episode (videos: link), or encode all anew (videos: transcode)",
+    )
 
 
-def _mux(cuts: Sequence[_Cut], out: Path, *, ticks_per_s: int, ticks: int) -> None:
-    delay = max(k - n for k, (n, _) in enumerate(_placed(cuts)))
-    options = {
-        "video_track_timescale": str(ticks_per_s),
-        # The edit list's length is kept in this unit; a coarser one could hide the last frame.
-        "movie_timescale": str(ticks_per_s),
-        "fflags": "+bitexact",
-    }
-    places = enumerate(n for n, _ in _placed(cuts))
-    with _Packets() as packets:
-        template = packets.stream(cuts[0].clip.file)
+def _placed(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment]]:
+    """(first frame number in the joined file, segment)."""
+    place = 0
+    for segment in segments:
+        yield place, segment
+        place += segment.count
+
+
+def _splice(segments: Sequence[Segment], partial: Path, rate: Fraction, out: Path) -> VideoInfo:
+    first = segments[0].index.info
+    extradata, splicer = first.extradata, None
+    if any(segment.encode for segment in segments):
+        sets = parse_sets(first.extradata)
+        assert sets is not None  # `can_splice` has looked
+        splicer = Splicer(first, sets, rate)
+        extradata = splicer.sets.to_bytes()
+    parts = []
+    for place, segment in _placed(segments):
+        samples = tuple(splicer.encode(segment)) if splicer and segment.encode else ()
+        parts.append(Part(segment, place, samples))
+    _mux(parts, partial, rate, extradata)
+    return _check_joined(parts, partial, rate, extradata, out)
+
+
+def _mux(parts: Sequence[Part], out: Path, rate: Fraction, extradata: bytes) -> None:
+    ticks = ticks_of(rate)
+    places = [n for part in parts for n, _, _ in part.coded()]
+    delay = max(k - n for k, n in enumerate(places))
+    order = enumerate(places)
+    first = parts[0].segment.index.info.file
+    with PacketReader() as source, open_video(first) as (_, template):
         try:
-            with av.open(str(out), mode="w", format="mp4", options=options) as container:
+            with av.open(str(out), mode="w", format="mp4", options=ticks.options) as container:
                 # Opaque: a codec that can be read need not have an encoder here.
                 stream = container.add_stream_from_template(template, opaque=True)
-                stream.time_base = Fraction(1, ticks_per_s)
-                for cut in cuts:
-                    for _, packet in packets.read(cut):
-                        k, n = next(places)
-                        packet.time_base = Fraction(1, ticks_per_s)
-                        packet.pts, packet.dts, packet.duration = n * ticks, (k - delay) * ticks, ticks
+                stream.time_base = ticks.time_base
+                if extradata != template.codec_context.extradata:
+                    stream.codec_context.extradata = extradata
+                for part in parts:
+                    for packet in part.packets(source):
+                        k, n = next(order)
+                        packet.time_base = ticks.time_base
+                        packet.pts, packet.dts = n * ticks.per_frame, (k - delay) * ticks.per_frame
+                        packet.duration = ticks.per_frame
                         packet.stream = stream
                         container.mux_one(packet)
         except (av.FFmpegError, OSError) as error:
             raise WorkFailed("video-join-failed", f"writing failed: {error}", where=str(out)) from error
 
 
-def _check_joined(cuts: Sequence[_Cut], written: Path, rate: Fraction, out: Path) -> VideoInfo:
+def _check_joined(
+    parts: Sequence[Part], written: Path, rate: Fraction, extradata: bytes, out: Path
+) -> VideoInfo:
     got = index_video(written)
-    wrong = why_not_joinable(cuts[0].index.info, got.info)
-    meant = [(n, c.size_bytes, c.is_key) for n, c in _placed(cuts)]
+    meant = [coded for part in parts for coded in part.coded()]
+    wrong = _why_other(parts[0].segment.index.info, got.info)
+    if wrong is None and got.info.extradata != extradata:
+        wrong = "codec parameters (extradata) differ"
     if wrong is None and meant != [(c.frame, c.size_bytes, c.is_key) for c in got.coded]:
         wrong = f"{len(meant)} frames were meant and {got.info.frames} are there, or their order differs"
-    period = 1 / rate
-    base = got.info.time_base
-    if wrong is None and any(ticks * base != n * period for n, ticks in enumerate(got.info.pts)):
-        wrong = "frame times are not n / fps"
-    dts = [c.dts for c in got.coded]
-    if wrong is None and any(after <= before for before, after in pairwise(dts)):
-        wrong = "decode times do not rise"
+    return _checked(got, wrong, rate, out)
+
+
+def _check_encoded(segment: Segment, written: Path, rate: Fraction, out: Path) -> VideoInfo:
+    got = index_video(written)
+    wrong = _why_other(segment.index.info, got.info)
+    if wrong is None and got.info.frames != segment.count:
+        wrong = f"{segment.count} frames were meant and {got.info.frames} are there"
+    return _checked(got, wrong, rate, out)
+
+
+def _why_other(meant: VideoInfo, got: VideoInfo) -> str | None:
+    for what in ("codec", "width", "height", "pix_fmt"):
+        if getattr(meant, what) != getattr(got, what):
+            return f"{what} {getattr(meant, what)} was meant, {getattr(got, what)} is there"
+    return None
+
+
+def _checked(got: VideoIndex, wrong: str | None, rate: Fraction, out: Path) -> VideoInfo:
+    wrong = wrong or why_badly_timed(got, rate)
     if wrong is not None:
         raise WorkFailed(
             "video-join-check-failed", f"not what was meant was written: {wrong}", where=str(out)
@@ -249,14 +250,29 @@ def _check_joined(cuts: Sequence[_Cut], written: Path, rate: Fraction, out: Path
 def clip_digest(clip: ClipRef) -> str:
     """sha256 over codec, size, pixel format and the coded packets of a clip, in decode order.
 
-    Equal for the same coded pictures in a source file and in a joined file; times and packing are left out.
+    Equal for the same coded pictures in a source file and in a joined file; times and packing are left out,
+    and so are H.264 parameter sets that none of the clip's pictures uses.
+
+    Raises:
+        BadRequest: the clip does not start at a key frame, or ends where a picture needs a later one.
     """
-    cut = _cut(clip)
-    info = cut.index.info
+    segment = whole_copy(clip)
+    info = segment.index.info
     digest = hashlib.sha256(f"{info.codec} {info.width}x{info.height} {info.pix_fmt}\n".encode())
-    digest.update(info.extradata)
-    with _Packets() as packets:
-        for coded, packet in packets.read(cut):
-            digest.update(f"\n{coded.frame - clip.start} {packet.size}\n".encode())
-            digest.update(bytes(packet))
+    with PacketReader() as packets:
+        digest.update(_used_extradata(segment, packets))
+        for coded, packet in packets.read(segment):
+            digest.update(f"\n{coded.frame - clip.start} {len(packet)}\n".encode())
+            digest.update(packet)
     return digest.hexdigest()
+
+
+def _used_extradata(segment: Segment, packets: PacketReader) -> bytes:
+    info = segment.index.info
+    sets = parse_sets(info.extradata) if info.codec == "h264" else None
+    if sets is None or len(sets.sps) == len(sets.pps) == 1:
+        return info.extradata
+    used: set[int] = set()
+    for _, packet in packets.read(segment):
+        used |= used_pps(packet, sets.length_size)
+    return sets.only(used).to_bytes()

@@ -7,23 +7,23 @@ decode order, which differs where there are B-frames.
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-import av
+import numpy as np
 from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
 
+from stack.dataset.video_open import check_file, demux, open_video, truncated
+from stack.dataset.video_tables import Tables, read_tables
 from stack.errors import BadRequest
 
-LFS_HEAD = b"version https://git-lfs"
-MP4_FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")
 INDEX_CACHE_FILES = 64
 
 
@@ -62,13 +62,19 @@ class VideoInfo:
 
 @dataclass(frozen=True, slots=True)
 class CodedFrame:
-    """One packet: `frame` is its presentation number, `is_key` as in `VideoInfo.key_frames`."""
+    """One packet: `frame` is its presentation number, `is_key` as in `VideoInfo.key_frames`.
+
+    `is_sync` is the file's own flag, which open-GOP pictures bear too; `offset` is where the packet lies in
+    the file, None where only FFmpeg knows.
+    """
 
     frame: int
     pts: int
     dts: int
     size_bytes: int
     is_key: bool
+    is_sync: bool
+    offset: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,13 +109,86 @@ def index_video(file: Path) -> VideoIndex:
 
 @lru_cache(maxsize=INDEX_CACHE_FILES)
 def _index_unchanged(file: Path, mtime_ns: int, size_bytes: int, inode: int) -> VideoIndex:
+    return _index_from_tables(file) or index_by_demuxing(file)
+
+
+def _index_from_tables(file: Path) -> VideoIndex | None:
+    """As `index_by_demuxing`, many times quicker; None where the file is not plain."""
+    try:
+        with file.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            tables = read_tables(data)
+            if tables is None or len(np.unique(tables.pts)) != len(tables.pts):
+                return None
+            places = zip(tables.offsets.tolist(), tables.sizes.tolist(), tables.is_sync.tolist(), strict=True)
+            keys = [
+                is_sync and starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
+                for offset, size, is_sync in places
+            ]
+    except (OSError, ValueError):  # a file system that maps nothing into memory, or a file that just went
+        return None
+    looks = _KNOWN_LOOKS.get(tables.entry) or _open_for_looks(file, tables.entry)
+    return _index_of(file, tables, looks, keys)
+
+
+def _index_of(file: Path, tables: Tables, looks: _Looks, keys: list[bool]) -> VideoIndex:
+    order = np.argsort(tables.pts)
+    frames = np.empty(len(order), dtype=np.int64)
+    frames[order] = np.arange(len(order))
+    columns = (frames, tables.pts, tables.dts, tables.sizes)
+    flags = (keys, tables.is_sync.tolist(), tables.offsets.tolist())
+    coded = tuple(map(CodedFrame, *(column.tolist() for column in columns), *flags))
+    pts = tables.pts[order].tolist()
+    fps = _rate(tables.rate, tables.time_base, pts)
+    info = VideoInfo(
+        file=file,
+        codec=tables.codec,
+        width=looks.width,
+        height=looks.height,
+        pix_fmt=looks.pix_fmt,
+        fps=fps,
+        time_base=tables.time_base,
+        frames=len(pts),
+        key_frames=tuple(np.sort(frames[np.array(keys, dtype=bool)]).tolist()),
+        has_b_frames=bool((frames != np.arange(len(frames))).any()),
+        has_audio=tables.has_audio,
+        duration_s=float(len(pts) / fps) if fps else 0.0,
+        pts=tuple(pts),
+        extradata=tables.extradata,
+    )
+    return VideoIndex(info, coded)
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """What the decoder says of a sample description."""
+
+    width: int
+    height: int
+    pix_fmt: str | None
+
+
+_KNOWN_LOOKS: dict[bytes, _Looks] = {}
+
+
+def _open_for_looks(file: Path, entry: bytes) -> _Looks:
+    with open_video(file) as (_, stream):
+        context = stream.codec_context
+        looks = _Looks(context.width, context.height, context.pix_fmt)
+    if len(_KNOWN_LOOKS) >= INDEX_CACHE_FILES:
+        _KNOWN_LOOKS.clear()
+    _KNOWN_LOOKS[entry] = looks
+    return looks
+
+
+def index_by_demuxing(file: Path) -> VideoIndex:
+    """Every packet, as FFmpeg's demuxer gives them; see `index_video`."""
     with open_video(file) as (container, stream):
         extradata = bytes(stream.codec_context.extradata or b"")
         codec = stream.codec_context.codec.canonical_name
-        packets: list[tuple[int, int, int, bool]] = []
+        packets: list[tuple[int, int, int, bool, bool]] = []
         for packet in demux(container, stream, file):
             if packet.is_corrupt:
-                raise _truncated(file, f"packet {len(packets)} is cut off")
+                raise truncated(file, f"packet {len(packets)} is cut off")
             if packet.is_discard:
                 continue
             if packet.pts is None or packet.dts is None:
@@ -117,7 +196,7 @@ def _index_unchanged(file: Path, mtime_ns: int, size_bytes: int, inode: int) -> 
                     "video-no-times", f"packet {len(packets)} has no time stamp", where=str(file), do=_REWRAP
                 )
             is_key = packet.is_keyframe and starts_clean(codec, extradata, packet)
-            packets.append((packet.pts, packet.dts, packet.size, is_key))
+            packets.append((packet.pts, packet.dts, packet.size, is_key, packet.is_keyframe))
         return _assemble(file, container, stream, codec, extradata, packets)
 
 
@@ -130,7 +209,7 @@ def _assemble(
     stream: VideoStream,
     codec: str,
     extradata: bytes,
-    packets: list[tuple[int, int, int, bool]],
+    packets: list[tuple[int, int, int, bool, bool]],
 ) -> VideoIndex:
     if not packets:
         raise BadRequest("video-no-frames", "the video holds no frame", where=str(file), do="record it again")
@@ -140,8 +219,8 @@ def _assemble(
         what = f"{len(pts)} frames share {len(rank)} presentation times"
         raise BadRequest("video-times-repeat", what, where=str(file), do=_REWRAP)
     assert stream.time_base is not None  # a demuxed stream always has one
-    fps = _fps(stream, pts)
-    coded = tuple(CodedFrame(rank[p], p, d, size, key) for p, d, size, key in packets)
+    fps = _rate(stream.average_rate, stream.time_base, pts)
+    coded = tuple(CodedFrame(rank[p], p, dts, size, key, sync) for p, dts, size, key, sync in packets)
     info = VideoInfo(
         file=file,
         codec=codec,
@@ -161,100 +240,15 @@ def _assemble(
     return VideoIndex(info, coded)
 
 
-def _fps(stream: VideoStream, pts: list[int]) -> Fraction:
+def _rate(claimed: Fraction | None, time_base: Fraction, pts: list[int]) -> Fraction:
     # Frames over time, not the container's rate: a header may claim another one.
     if len(pts) > 1:
-        assert stream.time_base is not None
-        exact = Fraction(len(pts) - 1) / ((pts[-1] - pts[0]) * stream.time_base)
-        claimed = stream.average_rate
+        exact = Fraction(len(pts) - 1) / ((pts[-1] - pts[0]) * time_base)
         # Tick rounding (a ms time base at 30 fps) is not another rate.
         if claimed and abs(exact / claimed - 1) * (len(pts) - 1) < 1:
             return Fraction(claimed)
         return exact
-    return Fraction(stream.average_rate or 0)
-
-
-def check_file(file: Path) -> None:
-    """Refuse what no decoder can say anything sensible about.
-
-    Raises:
-        BadRequest: missing, empty, a Git-LFS pointer, or an MP4 that is cut off.
-    """
-    if not file.is_file():
-        raise BadRequest("video-missing", "the video file is not there", where=str(file), do="fetch it")
-    size = file.stat().st_size
-    if size == 0:
-        raise BadRequest(
-            "video-empty", "the video file has 0 bytes", where=str(file), do="fetch or record it again"
-        )
-    with file.open("rb") as raw:
-        if raw.read(len(LFS_HEAD)) == LFS_HEAD:
-            raise BadRequest(
-                "video-is-lfs-pointer",
-                f"a Git-LFS pointer of {size} bytes stands where the video should be",
-                where=str(file),
-                do="git lfs pull in the dataset's repository",
-            )
-        _check_boxes(raw, file, size)
-
-
-def _check_boxes(raw: BinaryIO, file: Path, size: int) -> None:
-    """Walk the top-level boxes of an MP4 (ISO/IEC 14496-12, 4.2): each must end inside the file."""
-    raw.seek(0)
-    start, kinds = 0, []
-    while start + 8 <= size:
-        raw.seek(start)
-        head = raw.read(16)
-        length, kind = int.from_bytes(head[:4], "big"), head[4:8]
-        if start == 0 and kind not in MP4_FIRST_BOXES:
-            return
-        if length == 1:
-            length = int.from_bytes(head[8:16], "big")
-        elif length == 0:
-            length = size - start
-        if length < 8 or start + length > size:
-            name, end = kind.decode("latin-1"), start + length
-            raise _truncated(file, f"its '{name}' box should end at byte {end}, the file ends at {size}")
-        kinds.append(kind)
-        start += length
-    if b"moov" not in kinds:
-        raise _truncated(file, "it has no index ('moov' box): the recording was never finished")
-
-
-def _truncated(file: Path, detail: str) -> BadRequest:
-    return BadRequest(
-        "video-truncated", f"the video is cut off: {detail}", where=str(file), do="fetch or record it again"
-    )
-
-
-@contextmanager
-def open_video(file: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a file's first video stream; PyAV's errors become one `BadRequest`."""
-    check_file(file)
-    try:
-        container = av.open(str(file), mode="r")
-    except (av.FFmpegError, OSError, ValueError) as error:
-        raise BadRequest(
-            "video-not-readable", f"this is no readable video: {error}", where=str(file), do="fetch it again"
-        ) from error
-    with container:
-        if not container.streams.video:
-            what = "the file has no video stream"
-            raise BadRequest("video-no-stream", what, where=str(file), do="fetch it again")
-        stream = container.streams.video[0]
-        # Work is spread over processes by the callers, not over a decoder's own threads.
-        stream.codec_context.thread_count = 1
-        yield container, stream
-
-
-def demux(container: InputContainer, stream: VideoStream, file: Path) -> Iterator[Packet]:
-    """The stream's packets from the current place on, without the empty one at the end."""
-    try:
-        for packet in container.demux(stream):
-            if packet.size:
-                yield packet
-    except av.FFmpegError as error:
-        raise _truncated(file, str(error)) from error
+    return Fraction(claimed or 0)
 
 
 def starts_clean(codec: str, extradata: bytes, packet: Packet) -> bool:
@@ -263,18 +257,23 @@ def starts_clean(codec: str, extradata: bytes, packet: Packet) -> bool:
     H.264 and HEVC also mark open-GOP pictures as key frames; only IDR (H.264 NAL type 5) and IDR or BLA
     pictures (HEVC NAL types 16 to 20) reset the decoder (ITU-T H.264 7.4.1.2.4, H.265 7.4.2.2).
     """
+    payload = bytes(packet)
+    return starts_clean_at(codec, extradata, payload, 0, len(payload))
+
+
+def starts_clean_at(codec: str, extradata: bytes, payload: Any, at: int, end: int) -> bool:
+    """As `starts_clean`, of a packet that lies at bytes `at` to `end`."""
     if codec == "h264" and len(extradata) > 6 and extradata[0] == 1:
-        return 5 in {unit & 0x1F for unit in _unit_heads(bytes(packet), (extradata[4] & 3) + 1)}
+        return any(unit & 0x1F == 5 for unit in _unit_heads(payload, at, end, (extradata[4] & 3) + 1))
     if codec == "hevc" and len(extradata) > 22 and extradata[0] == 1:
-        kinds = {(unit >> 1) & 0x3F for unit in _unit_heads(bytes(packet), (extradata[21] & 3) + 1)}
-        return bool(kinds & set(range(16, 21)))
+        heads = _unit_heads(payload, at, end, (extradata[21] & 3) + 1)
+        return any((unit >> 1) & 0x3F in range(16, 21) for unit in heads)
     return True
 
 
-def _unit_heads(payload: bytes, length_size: int) -> Iterator[int]:
+def _unit_heads(payload: Any, at: int, end: int, length_size: int) -> Iterator[int]:
     """First byte of each NAL unit of a length-prefixed packet (ISO/IEC 14496-15)."""
-    at = 0
-    while at + length_size < len(payload):
+    while at + length_size < end:
         length = int.from_bytes(payload[at : at + length_size], "big")
         at += length_size
         yield payload[at]

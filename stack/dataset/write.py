@@ -1,35 +1,34 @@
-"""The one writer of v3.0 datasets: planned, written in parallel, verified, then renamed into place."""
+"""The one writer of datasets, v3.0 here: planned, written in parallel, verified, then renamed into place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from stack.dataset.model import ClipRef
 from stack.dataset.pool import Jobs, Pool, open_pool
-from stack.dataset.selection import Recipe, Selected, Selection
-from stack.dataset.stats import CameraSample, Stats, camera_stats, sample_camera
+from stack.dataset.progress import Log
+from stack.dataset.selection import Selection
+from stack.dataset.stats import CameraSample, Stats, camera_stats
+from stack.dataset.stats_pooled import PooledJob, pooled_stats
 from stack.dataset.video import VideoInfo
 from stack.dataset.write_check import check_written
 from stack.dataset.write_files import (
     INDEX_DTYPES,
     DataDone,
-    DataJob,
-    PooledJob,
     VideoDone,
-    VideoJob,
     WrittenFile,
-    pooled_stats,
-    write_data_file,
-    write_video_file,
 )
 from stack.dataset.write_meta import write_episodes, write_info, write_stats, write_tasks
 from stack.dataset.write_plan import FilePlan, Videos, plan_files
-from stack.errors import BadRequest
-from stack.files import sha256_file, tree_files, whole_folder
+from stack.dataset.write_resume import RECORDS, Workshop, clear_records
+from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
+from stack.dataset.write_work import Works, plan_works
+from stack.errors import BadRequest, NotAble, StackError, WorkFailed
+from stack.files import disk_error, sha256_file, sha256_text, tree_files, whole_folder
 
-Log = Callable[[str], None]
+KEY_LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,17 @@ class Written:
     files: tuple[WrittenFile, ...]
 
 
+Samples: TypeAlias = Mapping[tuple[str, int], CameraSample]
+
+
+@dataclass(frozen=True)
+class Version:
+    """What differs between versions once rows and videos are there: the meta folder, and its check."""
+
+    write_meta: Callable[[Path, Selection, FilePlan, list[DataDone], list[VideoDone], Samples, Pool], None]
+    check: Callable[[Path, Selection, FilePlan, Pool], None]
+
+
 def write_v30(
     selection: Selection,
     out: Path,
@@ -48,6 +58,8 @@ def write_v30(
     plan: FilePlan | None = None,
     videos: Videos = "join",
     jobs: Jobs = None,
+    replace: bool = False,
+    sources: Snapshot | None = None,
     log: Log = lambda _: None,
     finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None = None,
 ) -> Written:
@@ -55,75 +67,106 @@ def write_v30(
 
     Files are numbered without gaps; `index` runs over the sorted files; one row group an episode; statistics
     are exact over all rows; seconds are frame counts over fps. The output does not depend on `jobs`. All is
-    read back and checked before the folder gets its name; a kill leaves no target folder.
+    read back and checked before the folder gets its name. A kill leaves no target folder, or the old one;
+    the next call with the same selection on unchanged sources keeps the files that were finished.
 
     Args:
-        out: must not exist.
+        out: must not exist, unless `replace`.
         plan: from `plan_files`; made here if not given.
         videos: `join` or `link`.
+        replace: swap a dataset that is at `out` for the new one, when that stands.
+        sources: the source files as they were before the selection was made; taken here if not given.
         finish: called with the partial folder and its files before the rename, to add files of its own.
 
     Raises:
-        BadRequest: `out` exists, nothing is selected, or a source cannot be read.
-        WorkFailed: writing failed, or what was written is not what was meant.
+        BadRequest: `out` exists, or holds a source; nothing is selected; a source cannot be read.
+        NotAble: another process writes there; the disk is full or read-only.
+        WorkFailed: writing failed, a source changed, or what was written is not what was meant.
     """
     if not selection.episodes:
         raise BadRequest("write-no-episodes", "no episode is selected, so there is nothing to write")
+    sources = sources or take_snapshot(selection_files(selection))
     plan = plan or plan_files(selection, videos=videos)
-    with whole_folder(out) as root, open_pool(jobs) as pool:
-        log(f"writing {len(plan.data)} data files and {len(plan.videos)} video files")
-        data = _write_data(root, selection, plan, pool, log)
-        movies = _write_videos(root, selection, plan, videos, pool, log)
-        samples = _sample_cameras(selection, pool, log)
-        _write_meta(root, selection, plan, data, movies, samples, pool)
-        log("checking what was written")
-        check_written(root, selection, plan, pool)
-        files = _all_files(root, [d.file for d in data] + [m.file for m in movies])
-        if finish is not None:
-            finish(root, files)
+    return write_planned(
+        selection,
+        out,
+        V30,
+        plan=plan,
+        videos=videos,
+        jobs=jobs,
+        replace=replace,
+        sources=sources,
+        log=log,
+        finish=finish,
+    )
+
+
+def write_planned(
+    selection: Selection,
+    out: Path,
+    version: Version,
+    *,
+    plan: FilePlan,
+    videos: Videos,
+    jobs: Jobs,
+    replace: bool,
+    sources: Snapshot,
+    log: Log,
+    finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None,
+) -> Written:
+    """The way from a plan to a whole folder, which all versions share; see `write_v30`."""
+    if not selection.episodes:
+        raise BadRequest("write-no-episodes", "no episode is selected, so there is nothing to write")
+    refuse_overlap(out, selection)
+    refuse_replacement(out, replace)
+    works = plan_works(selection, plan, videos)
+    try:
+        with whole_folder(out, replace=replace, resume_key=_key(works)) as root, open_pool(jobs) as pool:
+            files = _fill(root, selection, plan, works, version, pool, log)
+            if finish is not None:
+                finish(root, files)
+            sources.check()
+            clear_records(root)
+    except (StackError, OSError) as error:
+        if isinstance(error, NotAble):
+            raise
+        if told := disk_error(error, out):
+            raise told from error
+        if isinstance(error, StackError):
+            raise
+        raise WorkFailed("write-failed", f"writing failed: {error}", where=str(out)) from error
     return Written(out, plan, files)
 
 
-def _write_data(root: Path, selection: Selection, plan: FilePlan, pool: Pool, log: Log) -> list[DataDone]:
-    jobs = [
-        DataJob(
-            root, entry, selection.vectors, _used(selection, entry.episodes), selection.tasks, selection.fps
+def refuse_replacement(out: Path, replace: bool) -> None:
+    """`replace` is for datasets: a folder that is none was named by mistake."""
+    if replace and out.is_dir() and any(out.iterdir()) and not (out / "meta" / "info.json").is_file():
+        raise BadRequest(
+            "target-not-dataset",
+            "the target is a folder that is no dataset (no meta/info.json); it is not replaced",
+            where=str(out),
+            do="name another --out, or move the folder away",
         )
-        for entry in plan.data
-    ]
-    done = []
-    for job, result in zip(jobs, pool.map(write_data_file, jobs), strict=True):
-        done.append(result)
-        log(f"{result.file.path}: {len(job.entry.episodes)} episodes, {result.file.size_bytes} bytes")
-    return done
 
 
-def _used(selection: Selection, episodes: tuple[Selected, ...]) -> dict[str, Recipe]:
-    keys = {selected.recipe for selected in episodes}
-    return {key: recipe for key, recipe in selection.recipes.items() if key in keys}
+def _key(works: Works) -> str:
+    keys = [work.key for group in (works.data, works.videos, works.samples) for work in group]
+    return sha256_text("\n".join(keys))[:KEY_LENGTH]
 
 
-def _write_videos(
-    root: Path, selection: Selection, plan: FilePlan, videos: Videos, pool: Pool, log: Log
-) -> list[VideoDone]:
-    jobs = [VideoJob(root, entry, selection.fps, videos) for entry in plan.videos]
-    done = []
-    for result in pool.map(write_video_file, jobs):
-        done.append(result)
-        log(f"{result.file.path}: {result.info.frames} frames, {result.file.size_bytes} bytes")
-    return done
-
-
-def _sample_cameras(selection: Selection, pool: Pool, log: Log) -> dict[tuple[str, int], CameraSample]:
-    keys = [(camera, s.episode.index) for camera in selection.cameras for s in selection.episodes]
-    clips: list[ClipRef] = [
-        s.episode.clips[camera] for camera in selection.cameras for s in selection.episodes
-    ]
-    samples = dict(zip(keys, pool.map(sample_camera, clips), strict=True))
-    if samples:
-        frames = sum(sample.frames for sample in samples.values())
-        log(f"camera statistics from {frames} sampled frames")
-    return samples
+def _fill(
+    root: Path, selection: Selection, plan: FilePlan, works: Works, version: Version, pool: Pool, log: Log
+) -> tuple[WrittenFile, ...]:
+    log(f"writing {len(works.data)} data files and {len(works.videos)} video files")
+    shop = Workshop(root, pool, [*works.data, *works.videos, *works.samples], log)
+    data = shop.run("data files", "frames", works.data)
+    movies = shop.run("video files", "frames", works.videos)
+    sampled = shop.run("clips sampled for camera statistics", "frames", works.samples)
+    samples = dict(zip(works.sampled, sampled, strict=True))
+    version.write_meta(root, selection, plan, data, movies, samples, pool)
+    log("checking what was written")
+    version.check(root, selection, plan, pool)
+    return _all_files(root, [d.file for d in data] + [m.file for m in movies])
 
 
 def _write_meta(
@@ -132,7 +175,7 @@ def _write_meta(
     plan: FilePlan,
     data: list[DataDone],
     movies: list[VideoDone],
-    samples: Mapping[tuple[str, int], CameraSample],
+    samples: Samples,
     pool: Pool,
 ) -> None:
     infos: dict[str, VideoInfo] = {}
@@ -148,10 +191,16 @@ def _write_meta(
     paths = tuple(entry.path for entry in plan.data)
     jobs = [PooledJob(root, paths, name) for name in names]
     pooled: dict[str, Stats] = dict(zip(names, pool.map(pooled_stats, jobs), strict=True))
-    for camera in selection.cameras:
+    for name, feature in selection.vectors.items():
+        if len(feature.shape) > 1:
+            pooled[name] = pooled[name].reshaped(feature.shape)
+    for camera in (*selection.cameras, *selection.pictures):
         taken = [sample for (name, _), sample in samples.items() if name == camera]
         pooled[camera] = camera_stats([], samples=taken)
     write_stats(root, pooled)
+
+
+V30 = Version(_write_meta, check_written)
 
 
 def _all_files(root: Path, hashed: list[WrittenFile]) -> tuple[WrittenFile, ...]:
@@ -159,5 +208,7 @@ def _all_files(root: Path, hashed: list[WrittenFile]) -> tuple[WrittenFile, ...]
     files = []
     for path in tree_files(root):
         name = path.relative_to(root).as_posix()
+        if name.startswith(f"{RECORDS}/"):
+            continue
         files.append(known.get(name) or WrittenFile(name, sha256_file(path), path.stat().st_size))
     return tuple(files)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from stack.dataset.arrow import numbers_of
 from stack.dataset.pool import Pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
@@ -63,7 +64,7 @@ def _check_data(check: _DataCheck) -> None:
             where = f"{entry.path}, episode {episode.index}"
             table = parquet.read_row_group(group, columns=list(INDEX_DTYPES), use_threads=False)
             _same(where, "rows", len(table), length)
-            got = {name: table.column(name).to_numpy() for name in INDEX_DTYPES}
+            got = {name: numbers_of(table.column(name).combine_chunks()) for name in INDEX_DTYPES}
             _same_array(where, "index", got["index"], np.arange(first, first + length))
             _same_array(where, "episode_index", got["episode_index"], np.full(length, episode.index))
             _same_array(where, "frame_index", got["frame_index"], np.arange(length))

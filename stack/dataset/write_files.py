@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from stack.dataset.arrow import array_of
 from stack.dataset.model import ClipRef, Feature
+from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks
 from stack.dataset.stats import Stats, vector_stats
 from stack.dataset.video import VideoInfo, join, probe
@@ -24,6 +26,7 @@ from stack.errors import BadRequest, WorkFailed
 from stack.files import sha256_file
 
 PTS_TOLERANCE_S = 1e-4
+ARRAY_DIMENSIONS_MAX = 5
 INDEX_DTYPES = {
     "timestamp": "float32",
     "frame_index": "int64",
@@ -91,7 +94,9 @@ def write_data_file(job: DataJob) -> DataDone:
     stats: dict[int, dict[str, Stats]] = {}
     first = job.entry.first_index
     try:
-        with pq.ParquetWriter(target, schema, compression="snappy") as writer:
+        with pq.ParquetWriter(
+            target, schema, compression="snappy", use_dictionary=_repeating(schema)
+        ) as writer:
             for selected in job.entry.episodes:
                 columns = _episode_columns(selected, job, first)
                 first += selected.episode.length
@@ -106,6 +111,13 @@ def write_data_file(job: DataJob) -> DataDone:
     except (OSError, pa.ArrowException) as error:
         raise WorkFailed("write-failed", f"writing failed: {error}", where=str(target)) from error
     return DataDone(_seal(job.root, job.entry.path), stats)
+
+
+def _repeating(schema: pa.Schema) -> list[str]:
+    """Columns for which a dictionary pays: not measurements, which hardly repeat (six times the time, and
+    larger files, on real recordings too), and not pictures."""
+    whole = [field for field in schema if pa.types.is_integer(field.type) or pa.types.is_string(field.type)]
+    return [field.name for field in whole]
 
 
 def _episode_columns(selected: Selected, job: DataJob, first: int) -> dict[str, Column]:
@@ -125,10 +137,24 @@ def _episode_columns(selected: Selected, job: DataJob, first: int) -> dict[str, 
 def _to_arrow(values: Column, kind: pa.DataType) -> pa.Array:
     if not isinstance(values, np.ndarray):
         return values
+    if values.ndim > 2:
+        # Lists of lists, each level with its own offsets: the storage of `datasets`' ArrayXD.
+        array = array_of(values.reshape(-1), _innermost(kind))
+        for axis in range(values.ndim - 1, 0, -1):
+            count, size = int(np.prod(values.shape[:axis])), values.shape[axis]
+            offsets = pa.array(np.arange(count + 1, dtype=np.int32) * size)
+            array = pa.ListArray.from_arrays(offsets, array)
+        return array.cast(kind)
     if pa.types.is_fixed_size_list(kind):
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1), type=kind.value_type)
+        flat = array_of(values.reshape(-1), kind.value_type)
         return pa.FixedSizeListArray.from_arrays(flat, type=kind)
-    return pa.array(values, type=kind)
+    return array_of(values, kind)
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return kind
 
 
 def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
@@ -139,13 +165,15 @@ def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
     fields: list[pa.Field] = []
     described: dict[str, dict[str, Any]] = {}
     for name, feature in features.items():
-        if len(feature.shape) != 1:
-            raise BadRequest(
-                "write-feature-shape",
-                f"{name} has shape {list(feature.shape)}; only one-dimensional features can be written",
-                do="leave the feature out",
-            )
+        if feature.is_image:
+            fields.append(pa.field(name, PICTURE_TYPE))
+            described[name] = {"_type": "Image"}
+            continue
         kind = pa.type_for_alias(feature.dtype)
+        if len(feature.shape) > 1:
+            fields.append(pa.field(name, _nested(kind, len(feature.shape))))
+            described[name] = array_entry(name, feature)
+            continue
         value = {"dtype": feature.dtype, "_type": "Value"}
         if feature.shape == (1,):
             fields.append(pa.field(name, kind))
@@ -158,6 +186,25 @@ def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
         described[name] = {"dtype": dtype, "_type": "Value"}
     metadata = {"huggingface": json.dumps({"info": {"features": described}})}
     return pa.schema(fields, metadata=metadata)
+
+
+def _nested(kind: pa.DataType, depth: int) -> pa.DataType:
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    return kind
+
+
+def array_entry(name: str, feature: Feature) -> dict[str, Any]:
+    """What `datasets` calls a feature of two to five dimensions: Array2D to Array5D, stored as lists."""
+    depth = len(feature.shape)
+    if depth > ARRAY_DIMENSIONS_MAX or feature.dtype == "string":
+        raise BadRequest(
+            "write-feature-shape",
+            f"{name} has shape {list(feature.shape)} of {feature.dtype}; lerobot reads numbers of at most "
+            f"{ARRAY_DIMENSIONS_MAX} dimensions",
+            do="leave the feature out",
+        )
+    return {"shape": list(feature.shape), "dtype": feature.dtype, "_type": f"Array{depth}D"}
 
 
 def write_video_file(job: VideoJob) -> VideoDone:
@@ -209,31 +256,3 @@ def _seal(root: Path, path: str) -> WrittenFile:
     with file.open("rb") as handle:
         os.fsync(handle.fileno())
     return WrittenFile(path, sha256_file(file), file.stat().st_size)
-
-
-@dataclass(frozen=True)
-class PooledJob:
-    root: Path
-    paths: tuple[str, ...]
-    feature: str
-
-
-def pooled_stats(job: PooledJob) -> Stats:
-    """Exact statistics of one feature over all rows, from the files that were written."""
-    return vector_stats(read_written(job.root, job.paths, job.feature), where=job.feature)
-
-
-def read_written(root: Path, paths: Sequence[str], feature: str) -> NDArray[Any]:
-    """(N,) or (N, D) in the written dtype, in the order of the files."""
-    parts: list[Any] = []
-    for path in paths:
-        with pq.ParquetFile(root / path) as parquet:
-            # pyarrow takes `action` for `action.raw` too.
-            column = parquet.read(columns=[feature], use_threads=False).column(feature)
-        for chunk in column.chunks:
-            if pa.types.is_fixed_size_list(chunk.type):
-                values = chunk.flatten().to_numpy(zero_copy_only=False)
-                parts.append(values.reshape(len(chunk), chunk.type.list_size))
-            else:
-                parts.append(chunk.to_numpy(zero_copy_only=False))
-    return np.concatenate(parts)

@@ -37,11 +37,6 @@ def write_info(root: Path, selection: Selection, plan: FilePlan, infos: Mapping[
     Args:
         infos: camera -> what one of its written files is.
     """
-    features: dict[str, Any] = {}
-    for name, feature in selection.features.items():
-        features[name] = _camera_entry(infos[name]) if feature.is_camera else _vector_entry(feature)
-    for name, dtype in INDEX_DTYPES.items():
-        features[name] = {"dtype": dtype, "shape": [1], "names": None}
     caps = plan.caps
     info = {
         "codebase_version": "v3.0",
@@ -50,18 +45,32 @@ def write_info(root: Path, selection: Selection, plan: FilePlan, infos: Mapping[
         "total_frames": selection.frames,
         "total_tasks": len(selection.tasks),
         "chunks_size": caps.files_per_chunk,
-        "data_files_size_in_mb": _plain(caps.data_mb),
-        "video_files_size_in_mb": _plain(caps.video_mb),
-        "fps": _plain(selection.fps),
+        "data_files_size_in_mb": plain_number(caps.data_mb),
+        "video_files_size_in_mb": plain_number(caps.video_mb),
+        "fps": plain_number(selection.fps),
         "splits": {"train": f"0:{len(selection.episodes)}"},
         "data_path": DATA_PATH,
         "video_path": VIDEO_PATH if selection.cameras else None,
-        "features": features,
+        "features": feature_entries(selection, infos),
     }
     write_json(root / "meta" / "info.json", info)
 
 
-def _plain(value: float) -> int | float:
+def feature_entries(selection: Selection, infos: Mapping[str, VideoInfo]) -> dict[str, Any]:
+    """info.json's `features`, which v2.1 and v3.0 write alike."""
+    features: dict[str, Any] = {}
+    for name, feature in selection.features.items():
+        if feature.is_image:
+            features[name] = _picture_entry(feature)
+        else:
+            features[name] = _camera_entry(infos[name]) if feature.is_camera else _vector_entry(feature)
+    for name, dtype in INDEX_DTYPES.items():
+        features[name] = {"dtype": dtype, "shape": [1], "names": None}
+    return features
+
+
+def plain_number(value: float) -> int | float:
+    """Whole numbers without a fraction, as lerobot writes fps."""
     return int(value) if value == int(value) else value
 
 
@@ -90,11 +99,15 @@ def _camera_entry(info: VideoInfo) -> dict[str, Any]:
             "video.codec": info.codec,
             "video.pix_fmt": info.pix_fmt,
             "video.is_depth_map": False,
-            "video.fps": _plain(float(info.fps)),
+            "video.fps": plain_number(float(info.fps)),
             "video.channels": 1 if info.pix_fmt in CHANNELS_OF_GREY else 3,
             "has_audio": info.has_audio,
         },
     }
+
+
+def _picture_entry(feature: Feature) -> dict[str, Any]:
+    return {"dtype": "image", "shape": list(feature.shape), "names": ["height", "width", "channels"]}
 
 
 def write_stats(root: Path, stats: Mapping[str, Stats]) -> None:

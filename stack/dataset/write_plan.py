@@ -10,8 +10,9 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from stack.dataset.model import ClipRef, Feature
+from stack.dataset.pictures import picture_bytes
 from stack.dataset.selection import Selected, Selection
-from stack.dataset.video import VideoInfo, probe, why_not_joinable
+from stack.dataset.video import VideoInfo, probe, why_not_together
 from stack.errors import BadRequest
 
 FILES_PER_CHUNK = 1000
@@ -126,7 +127,13 @@ def plan_files(
 
 def _plan_data(selection: Selection, caps: Caps) -> list[DataFile]:
     bytes_per_row = INDEX_BYTES + sum(_row_bytes(f) for f in selection.vectors.values())
-    groups = _roll(selection.episodes, lambda s: s.episode.length * bytes_per_row, caps.data_mb * MB)
+
+    def size_bytes(selected: Selected) -> float:
+        shown = (selection.source_feature(selected, name).name for name in selection.pictures)
+        pictures = sum(picture_bytes(selected.episode.rows, name) for name in shown)
+        return selected.episode.length * bytes_per_row + pictures
+
+    groups = _roll(selection.episodes, size_bytes, caps.data_mb * MB)
     files, first = [], 0
     for number, group in enumerate(groups):
         chunk, file = divmod(number, caps.files_per_chunk)
@@ -150,9 +157,7 @@ def _plan_camera(
         if videos == "link":
             return True
         left, right = a.episode.clips[camera], b.episode.clips[camera]
-        if left.file == right.file:
-            return False
-        reason = why_not_joinable(info(left.file), info(right.file))
+        reason = why_not_together(left, right, infos)
         if reason is not None:
             rolled.append(f"{camera}: a new file begins at episode {b.episode.index}: {reason}")
         return reason is not None

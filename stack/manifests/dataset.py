@@ -33,7 +33,29 @@ def expand_episodes(value: Any) -> Any:
     return tuple(episodes)
 
 
+class OfTasks(Strict):
+    """Episodes with a frame of one of these tasks, by text as written."""
+
+    tasks: tuple[str, ...] = Field(min_length=1)
+
+
+def expand_split(value: Any) -> Any:
+    """One part of `split`: a fraction, `rest`, tasks, or episodes as in `expand_episodes`."""
+    if isinstance(value, bool):
+        raise ValueError("a part is a fraction such as 0.9, a list of episodes, or 'rest'")
+    if value == "rest" or isinstance(value, (float, dict, OfTasks)):
+        return value
+    if isinstance(value, int):
+        raise ValueError(
+            f"{value} is ambiguous: write {float(value)} for a fraction, [{value}] for an episode"
+        )
+    return expand_episodes(value)
+
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 Episodes = Annotated[tuple[int, ...], BeforeValidator(expand_episodes)]
+Part = Annotated[float | Literal["rest"] | tuple[int, ...] | OfTasks, BeforeValidator(expand_split)]
+Dtype = Literal["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool"]
 
 
 class Decisions(Strict):
@@ -57,12 +79,16 @@ class Source(Strict):
         name: what provenance and messages call it; the folder's name if not given.
         exclude_episodes: source episode indices that are left out.
         keep_episodes: if given, only these are taken.
+        keep_tasks: if given, only episodes with a frame of one of these tasks, by text as delivered.
+        exclude_tasks: episodes with a frame of one of these tasks are left out.
     """
 
     path: str
     name: str | None = None
     exclude_episodes: Episodes = ()
     keep_episodes: Episodes | None = None
+    keep_tasks: tuple[str, ...] | None = Field(default=None, min_length=1)
+    exclude_tasks: tuple[str, ...] = ()
     decide: Decisions = Decisions()
 
 
@@ -99,9 +125,33 @@ class Slice(Strict):
 
 
 class Camera(Strict):
-    """A camera of the prepared dataset; `from` names it in the deliveries where it is renamed."""
+    """A camera of the prepared dataset.
+
+    Attributes:
+        source: its name in the deliveries where it is renamed (`from` in YAML).
+        when_missing: what to do where a source or an episode has no video of it: `refuse` (and ask), `drop`
+            the camera from the prepared dataset, or fill with `black` pictures.
+    """
 
     source: str | None = Field(default=None, alias="from")
+    when_missing: Literal["refuse", "drop", "black"] = "refuse"
+
+
+class Transcode(Strict):
+    """How `videos: transcode` encodes pictures anew: small, and quick to reach in any order.
+
+    Attributes:
+        size: side of the square in pixels; pictures keep their shape and are padded with black, by the
+            policy's own rule. 224 is what pi0.5 takes.
+        gop: frames from one key frame to the next; 2 makes any frame at most one decoding step away.
+        codec: what the pictures are encoded with.
+        crf: the encoder's quality, 0 (best) to 51.
+    """
+
+    size: int = Field(default=224, ge=16, le=4096, multiple_of=2)
+    gop: int = Field(default=2, ge=1, le=1000)
+    codec: Literal["h264", "hevc", "av1"] = "h264"
+    crf: int = Field(default=18, ge=0, le=51)
 
 
 class ExpectedData(Strict):
@@ -125,18 +175,28 @@ class DatasetManifest(Strict):
         features: vector features to keep, each a list of slices that are joined in order. Not given: every
             feature that all sources share. Index columns are always there.
         cameras: cameras to keep. Not given: every camera that all sources share.
+        cast: feature -> dtype to write. Not given: vectors of floats are float32, the rest stays. A value
+            that the dtype cannot hold is refused.
         tasks: task text as delivered -> task text to write.
+        split: name -> fraction, list of episodes of the prepared dataset, `{tasks: [...]}`, or `rest`; each
+            becomes a dataset of its own, in a folder of that name.
         robot_type: settles sources that disagree.
+        version: the format to write; openpi reads nothing newer than v2.1.
+        transcode: how pictures are encoded where `videos: transcode` is chosen.
     """
 
     schema_: Literal["stack/dataset/1"] = Field(alias="schema")
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=NAME)
     sources: tuple[Source, ...] = Field(min_length=1)
     features: dict[str, tuple[Slice, ...]] | None = None
     cameras: dict[str, Camera] | None = None
+    cast: dict[str, Dtype] = Field(default_factory=dict)
     tasks: dict[str, str] = Field(default_factory=dict)
+    split: dict[Annotated[str, Field(pattern=NAME)], Part] | None = Field(default=None, min_length=2)
     robot_type: str | None = None
+    version: Literal["v3.0", "v2.1"] = "v3.0"
     videos: Literal["join", "link", "transcode"] = "join"
+    transcode: Transcode = Transcode()
     expect: ExpectedData = ExpectedData()
 
     @model_validator(mode="after")
@@ -146,4 +206,21 @@ class DatasetManifest(Strict):
                 raise ValueError(f"features.{feature} has no slice; leave the feature out to drop it")
             if "/" in feature:
                 raise ValueError(f"feature names must not contain '/': {feature}")
+        return self
+
+    @model_validator(mode="after")
+    def _split_adds_up(self) -> DatasetManifest:
+        parts = dict(self.split or {})
+        if sum(part == "rest" for part in parts.values()) > 1:
+            raise ValueError("only one part of 'split' can be the rest")
+        fractions = {name: part for name, part in parts.items() if isinstance(part, float)}
+        if wrong := [name for name, part in fractions.items() if not 0 < part < 1]:
+            raise ValueError(f"split.{wrong[0]}: a fraction lies between 0 and 1, not {parts[wrong[0]]}")
+        if sum(fractions.values()) > 1 + 1e-9:
+            raise ValueError(f"the fractions of 'split' add up to {sum(fractions.values()):g}, more than 1")
+        listed = [episode for part in parts.values() if isinstance(part, tuple) for episode in part]
+        if fractions and any(isinstance(part, (tuple, OfTasks)) for part in parts.values()):
+            raise ValueError("'split' is by fractions, or by episodes and tasks, not by both")
+        if doubled := sorted({episode for episode in listed if listed.count(episode) > 1}):
+            raise ValueError(f"episodes in two parts of 'split': {doubled}")
         return self

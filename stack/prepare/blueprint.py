@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from stack.dataset.model import Dataset, Episode
 from stack.dataset.selection import Selection
 from stack.dataset.video import VideoInfo
-from stack.prepare.choose import ranges
+from stack.prepare.cameras import Filled
+from stack.prepare.episodes import ranges
 from stack.prepare.reconcile import Reconciled
 
 
@@ -40,6 +42,9 @@ class Plan:
         videos: how videos will be written.
         infos: source video file -> what probing it gave.
         notes: what was derived or worked around.
+        version: the format to write.
+        filled: cameras that get black pictures somewhere.
+        casts: feature -> dtype that the manifest asks for.
     """
 
     name: str
@@ -50,6 +55,9 @@ class Plan:
     videos: str
     infos: Mapping[Path, VideoInfo]
     notes: tuple[str, ...]
+    version: str = "v3.0"
+    filled: tuple[Filled, ...] = ()
+    casts: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """Field by field what is reconciled and what each source gives."""
@@ -57,7 +65,12 @@ class Plan:
 
     @property
     def widths(self) -> dict[str, int]:
-        return {n: f.shape[0] for n, f in self.selection.vectors.items() if f.dtype != "string"}
+        return {n: prod(f.shape) for n, f in self.selection.vectors.items() if f.dtype != "string"}
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """All cameras, those whose pictures lie in the rows among them."""
+        return (*self.selection.cameras, *self.selection.pictures)
 
 
 def _text(made: Plan) -> list[str]:
@@ -65,7 +78,8 @@ def _text(made: Plan) -> list[str]:
     lines = [f"dataset {made.name}"]
     lines.append(
         f"  {len(selection.episodes)} episodes, {selection.frames} frames, {selection.fps:g} fps, "
-        f"{len(selection.cameras)} cameras, robot_type {selection.robot_type}, videos {made.videos}"
+        f"{len(made.cameras)} cameras, robot_type {selection.robot_type}, videos {made.videos}"
+        + (f", version {made.version}" if made.version != "v3.0" else "")
     )
     first = 0
     for source in made.sources:
@@ -87,6 +101,9 @@ def _text(made: Plan) -> list[str]:
     lines.append("tasks")
     lines.extend(f"  {number}: {text}" for number, text in enumerate(selection.tasks))
     lines.extend(f"  edited: {a} -> {b}" for a, b in made.task_edits.items())
+    if made.filled:
+        lines.append("filled")
+        lines.extend(f"  {entry}" for entry in made.filled)
     if made.reconciled:
         lines.append("reconciled")
         lines.extend(f"  {entry}" for entry in made.reconciled)

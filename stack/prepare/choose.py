@@ -1,4 +1,4 @@
-"""What the manifest asks of one source: episodes, channels, cameras."""
+"""What the manifest asks of one source's vectors: features and channels."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
+from stack.dataset.model import INDEX_FEATURES, Dataset, Feature
 from stack.dataset.selection import Take
 from stack.errors import BadRequest
-from stack.manifests.dataset import DatasetManifest, Slice, Source
+from stack.manifests.dataset import DatasetManifest, Slice
 
 FIELD_PREFIXES = ("state/", "action/")
 # GR00T's annotation columns hold task_index values of their own dataset's task table.
 TASK_REFERENCE_PREFIX = "annotation."
+DIMENSIONS_MAX = 5  # Array5D of `datasets`
 
 
 @dataclass(frozen=True)
@@ -29,65 +30,14 @@ class Part:
         return sum(take.width for take in self.takes)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the source's feature where it has several dimensions, which only go whole."""
+        own = self.takes[0].feature.shape
+        return own if len(own) > 1 else (self.width,)
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(take.feature.dtype for take in self.takes))
-
-
-def choose_episodes(dataset: Dataset, source: Source, where: str) -> tuple[Episode, ...]:
-    """The episodes to take, ascending.
-
-    Raises:
-        BadRequest: an episode that does not exist, one that is both kept and excluded, or none is left.
-    """
-    known = {episode.index: episode for episode in dataset.episodes}
-    for key, numbers in (
-        ("exclude_episodes", source.exclude_episodes),
-        ("keep_episodes", source.keep_episodes or ()),
-    ):
-        if missing := [number for number in numbers if number not in known]:
-            raise BadRequest(
-                "prepare-no-such-episode",
-                f"{key} of source '{dataset.name}' names episode {_listed(missing)}, "
-                f"but it has episodes {ranges(known)}",
-                where=where,
-                do=f"correct {key}",
-            )
-    kept = set(source.keep_episodes) if source.keep_episodes is not None else set(known)
-    if both := sorted(kept & set(source.exclude_episodes)) if source.keep_episodes is not None else []:
-        raise BadRequest(
-            "prepare-episode-both", f"episodes {_listed(both)} are both kept and excluded", where=where
-        )
-    chosen = tuple(known[i] for i in sorted(kept - set(source.exclude_episodes)))
-    if not chosen:
-        raise BadRequest(
-            "prepare-no-episodes",
-            f"no episode of source '{dataset.name}' is left",
-            where=where,
-            do="remove the source, or keep an episode of it",
-        )
-    if empty := [episode.index for episode in chosen if episode.length == 0]:
-        raise BadRequest(
-            "prepare-episode-empty",
-            f"episodes {_listed(empty)} of source '{dataset.name}' have no rows",
-            where=where,
-            do=f"exclude_episodes: {empty}",
-        )
-    return chosen
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(str(number) for number in numbers)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-4, 7`: a short form of a set of numbers."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
 
 
 def choose_features(
@@ -113,8 +63,8 @@ def why_not_kept(feature: Feature) -> str | None:
         return "it points into the source's task table, which is renumbered"
     if "/" in feature.name:
         return "its name contains '/', which lerobot refuses"
-    if len(feature.shape) != 1:
-        return f"its shape {list(feature.shape)} has more than one dimension"
+    if len(feature.shape) > DIMENSIONS_MAX or (feature.dtype == "string" and feature.shape != (1,)):
+        return f"its shape {list(feature.shape)} of {feature.dtype} is nothing that lerobot reads"
     if not (feature.dtype in ("string", "bool") or feature.dtype.startswith(("float", "int", "uint"))):
         return f"its dtype '{feature.dtype}' is not known"
     return None
@@ -134,6 +84,14 @@ def _resolve(dataset: Dataset, name: str, slices: tuple[Slice, ...], where: str)
     fields: dict[str, tuple[int, ...]] = {}
     for wanted in slices:
         feature = _source_feature(dataset, name, wanted.source, where)
+        if len(feature.shape) > 1 and (len(slices) > 1 or wanted.field or wanted.at or wanted.names):
+            raise BadRequest(
+                "prepare-slice-of-array",
+                f"features.{name}: '{feature.name}' of source '{dataset.name}' has shape "
+                f"{list(feature.shape)}; features of several dimensions are taken whole and alone",
+                where=where,
+                do=f"write features.{name}: [{{from: {feature.name}}}]",
+            )
         channels, given, field = _channels(dataset, feature, name, wanted, where)
         offset = len(names)
         names.extend(given if given is not None else _numbered(feature, field, channels))
@@ -257,43 +215,6 @@ def _numbered(feature: Feature, field: str | None, channels: tuple[int, ...] | N
     if field is not None and channels is not None:
         return [f"{field}[{i}]" for i in range(len(channels))]
     return [f"{feature.name}[{i}]" for i in (channels if channels is not None else range(feature.shape[0]))]
-
-
-def choose_cameras(
-    dataset: Dataset, manifest: DatasetManifest, shared: Iterable[str], where: str
-) -> dict[str, str]:
-    """Output camera -> the source's camera.
-
-    Raises:
-        BadRequest: a camera that the source does not declare, or one whose pictures lie in the rows.
-    """
-    if manifest.cameras is None:
-        chosen = {name: name for name in shared}
-    else:
-        chosen = {}
-        for name, camera in manifest.cameras.items():
-            wanted = [camera.source] if camera.source is not None else []
-            found = [c for c in (*wanted, name) if c in dataset.cameras]
-            if not found:
-                given = camera.source or name
-                raise BadRequest(
-                    "prepare-no-such-camera",
-                    f"cameras.{name}: source '{dataset.name}' has no camera '{given}'"
-                    f"{_nearest(given, dataset.cameras)}; it has: {', '.join(dataset.cameras) or 'none'}",
-                    where=where,
-                    do=f"leave cameras.{name} out, or name the right one: {name}: {{from: ...}}",
-                )
-            chosen[name] = found[0]
-    for name, source in chosen.items():
-        if dataset.features[source].dtype == "image":
-            raise BadRequest(
-                "prepare-image-camera",
-                f"camera '{source}' of source '{dataset.name}' keeps its pictures in the rows, not in "
-                "videos; such cameras cannot be prepared yet",
-                where=where,
-                do=f"name the cameras to keep under 'cameras', without {name}",
-            )
-    return chosen
 
 
 def _nearest(given: str, known: Iterable[str]) -> str:

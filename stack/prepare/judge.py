@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stack.dataset.model import Dataset
+from stack.dataset.model import ClipRef, Dataset
 from stack.dataset.selection import Selected
 from stack.errors import BadRequest
 from stack.manifests.dataset import Source
+from stack.prepare.episodes import ranges
 from stack.prepare.problems import Problems
 from stack.prepare.scan import Scan
 
 # Reading works around these, but writing on would be a guess.
-NOT_TO_GUESS = ("task-index-twice", "clip-start-differs")
+NOT_TO_GUESS = ("task-index-twice",)
 
 Own = Sequence[tuple[Selected, Scan]]
 
@@ -34,16 +35,27 @@ def check_read(dataset: Dataset, where: str, problems: Problems) -> None:
 def check_missing_cameras(
     dataset: Dataset,
     cameras: Mapping[str, str],
+    rules: Mapping[str, str],
     own: Own,
     source: Source,
-    where: str,
     problems: Problems,
 ) -> tuple[str, ...]:
-    """Output cameras that no selected episode has a file for and that the manifest lets go."""
+    """Output cameras that lack files and that the manifest lets go.
+
+    Args:
+        cameras: output camera -> the source's.
+        rules: output camera -> `when_missing`.
+    """
     gone = []
     for camera, given in cameras.items():
+        rule = rules.get(camera, "refuse")
+        if dataset.features[given].is_image or rule == "black":
+            continue
         lacking = [s.episode.origin.episode for s, _ in own if camera not in s.episode.clips]
         if not lacking:
+            continue
+        if rule == "drop":
+            gone.append(camera)
             continue
         if len(lacking) < len(own):
             problems.add(
@@ -52,7 +64,8 @@ def check_missing_cameras(
                     f"source '{dataset.name}': camera '{given}' has no video file for {len(lacking)} of "
                     f"{len(own)} episodes: {lacking}",
                     where=str(dataset.root),
-                    do=f"{_source_line(source)}\n      exclude_episodes: {lacking}",
+                    do=f"{_source_line(source)}\n      exclude_episodes: {lacking}\n"
+                    f"or fill it: {_rule(camera, given)}",
                 )
             )
         elif source.decide.missing_cameras == "drop":
@@ -64,42 +77,55 @@ def check_missing_cameras(
                     f"source '{dataset.name}' declares camera '{given}', but no file holds it",
                     where=str(dataset.root),
                     do="if the recording has no such camera, add to the manifest:\n"
-                    f"{_source_line(source)}\n      decide: {{missing_cameras: drop}}",
+                    f"{_source_line(source)}\n      decide: {{missing_cameras: drop}}\n"
+                    f"or fill it: {_rule(camera, given)}",
                 )
             )
     return tuple(gone)
 
 
 def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
-    """Each video must hold exactly one frame a row, and each clip must begin where it can be cut."""
-    claimed: dict[Path, int] = {}
+    """Each video must hold exactly one frame a row, so that counting finds every episode's pictures."""
+    claimed: dict[Path, list[tuple[int, ClipRef]]] = {}  # file -> (episode, clip) of all that claim a part
     for episode in dataset.episodes:
         for clip in episode.clips.values():
-            claimed[clip.file] = claimed.get(clip.file, 0) + clip.count
+            claimed.setdefault(clip.file, []).append((episode.index, clip))
+    told: set[Path] = set()
     for selected, scan in own:
-        number = selected.episode.origin.episode
         for camera, info in scan.videos.items():
             clip = selected.episode.clips[camera]
-            if info.frames != claimed[clip.file]:
-                problems.add(
-                    BadRequest(
-                        "prepare-frames-differ",
-                        f"{camera}, episode {number} of '{dataset.name}': the video has {info.frames} "
-                        f"frames, its episodes have {claimed[clip.file]} rows",
-                        where=str(clip.file),
-                        do=f"exclude_episodes: [{number}]",
-                    )
+            rows = sum(other.count for _, other in claimed[clip.file])
+            if clip.file in told or (info.frames == rows and _tiles(claimed[clip.file])):
+                continue
+            told.add(clip.file)
+            numbers = [number for number, _ in claimed[clip.file]]
+            which = (
+                f"{camera}, episode{'s' if len(numbers) > 1 else ''} {ranges(numbers)} of '{dataset.name}'"
+            )
+            starts = [t for code, t in dataset.notes if code == "clip-start-differs" and clip.file.name in t]
+            what = f"the video has {info.frames} frames, its episodes have {rows} rows"
+            if info.frames == rows:
+                what = f"from_timestamp does not lead from one episode to the next: {'; '.join(starts)}"
+            elif starts:
+                what += f" ({starts[0].split(';')[0]})"
+            problems.add(
+                BadRequest(
+                    "prepare-frames-differ" if info.frames != rows else "prepare-clip-start-differs",
+                    f"{which}: {what}",
+                    where=str(clip.file),
+                    do=f"mend meta/episodes, or exclude_episodes: {numbers}",
                 )
-            elif clip.start not in info.key_frames:
-                problems.add(
-                    BadRequest(
-                        "prepare-clip-not-at-key-frame",
-                        f"{camera}, episode {number} of '{dataset.name}' begins at frame {clip.start} of its "
-                        "video, where decoding cannot begin",
-                        where=str(clip.file),
-                        do=f"exclude_episodes: [{number}]",
-                    )
-                )
+            )
+
+
+def _tiles(clips: Sequence[tuple[int, ClipRef]]) -> bool:
+    """Whether each clip begins where the one before it ends."""
+    position = 0
+    for clip in sorted((clip for _, clip in clips), key=lambda clip: clip.start):
+        if clip.start != position:
+            return False
+        position += clip.count
+    return True
 
 
 def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problems: Problems) -> float | None:
@@ -122,6 +148,11 @@ def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problem
         )
     )
     return None
+
+
+def _rule(camera: str, given: str) -> str:
+    source = "" if camera == given else f"from: {given}, "
+    return f"cameras: {{{camera}: {{{source}when_missing: black}}}}"
 
 
 def _source_line(source: Source) -> str:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from stack.dataset.model import INDEX_FEATURES, Dataset
 from stack.dataset.pool import Jobs, open_pool
 from stack.dataset.read import read_dataset
-from stack.dataset.selection import Recipe, Selected, Selection
+from stack.dataset.selection import Recipe, Selected, Selection, Take
 from stack.errors import BadRequest, Exit, StackError
 from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Source
 from stack.prepare.blueprint import Plan, SourcePlan
-from stack.prepare.choose import (
-    Part,
-    choose_cameras,
-    choose_episodes,
-    choose_features,
-    ranges,
-    why_not_kept,
-)
+from stack.prepare.camera_plan import camera_feature, fill_cameras, nowhere
+from stack.prepare.cameras import choose_cameras
+from stack.prepare.choose import Part, choose_features, why_not_kept
+from stack.prepare.episodes import choose_episodes
 from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
+from stack.prepare.notes import plan_notes
 from stack.prepare.problems import Problems
 from stack.prepare.reconcile import (
     common_features,
     common_fps,
     common_robot_type,
-    compare_camera,
 )
 from stack.prepare.scan import Scan, ScanJob, scan_episode
 
@@ -42,12 +40,15 @@ def plan(
     videos: str | None = None,
     jobs: Jobs = 1,
     log: Log = lambda _: None,
+    scratch: Path | None = None,
 ) -> Plan:
     """Read all sources and decide everything; nothing is written.
 
     Args:
         videos: overrides the manifest's.
         jobs: processes that read; not given takes all cores.
+        scratch: a folder for pictures that are made up, which must stay until the plan is written. Not given:
+            they are made and thrown away, so that such a plan can be read and not written.
 
     Raises:
         StackError: with all problems that were found, each with the manifest lines that settle it.
@@ -62,16 +63,10 @@ def plan(
     robot_type = common_robot_type(datasets, manifest, where, problems)
     sources, parts = _choose(datasets, manifest, where, problems)
     problems.raise_if_any()
-    features, reconciled = common_features(parts, where, problems)
+    features, reconciled = common_features(parts, where, problems, manifest.cast)
     problems.raise_if_any()
     tasks = _task_maps(datasets, manifest, where)
-    recipes = {
-        source.dataset.name: Recipe(
-            {name: part.takes for name, part in parts[source.dataset.name].items()},
-            tasks[source.dataset.name],
-        )
-        for source in sources
-    }
+    recipes = {s.dataset.name: _recipe(s, parts[s.dataset.name], tasks[s.dataset.name]) for s in sources}
     selected = _select(sources, manifest)
     log(f"checking the rows and videos of {len(selected)} episodes")
     work = [ScanJob(item, recipes[item.recipe], features, fps) for item in selected]
@@ -79,23 +74,19 @@ def plan(
         scans = list(pool.map(scan_episode, work))
     sources = _judge(sources, manifest, selected, scans, where, problems)
     for camera in _cameras(sources):
-        clips = [
-            (item.episode.origin.dataset, item.episode.origin.episode, scan.videos[camera])
-            for item, scan in zip(selected, scans, strict=True)
-            if camera in scan.videos
-        ]
-        declared = {s.dataset.name: s.dataset.features[s.cameras[camera]] for s in sources}
-        if clips:
-            reconciled += compare_camera(camera, clips, declared, where, problems)
-            info = clips[0][2]
-            feature = next(iter(declared.values()))
-            features[camera] = replace(
-                feature, name=camera, dtype="video", shape=(info.height, info.width, 3)
-            )
+        feature = camera_feature(
+            camera, sources, selected, scans, where, problems, reconciled, is_copied=mode != "transcode"
+        )
+        if feature is not None:
+            features[camera] = feature
     problems.raise_if_any()
-    selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
     infos = {info.file: info for scan in scans for info in scan.videos.values()}
-    notes = _notes(sources, selected, scans)
+    with ExitStack() as stack:
+        place = scratch or Path(stack.enter_context(TemporaryDirectory(prefix="stack-black-")))
+        selected, filled = fill_cameras(features, selected, scans, fps, place)
+    infos |= {entry.info.file: entry.info for entry in filled}
+    selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
+    notes = plan_notes(sources, selected, scans)
     made = Plan(
         manifest.name,
         selection,
@@ -105,21 +96,18 @@ def plan(
         mode,
         infos,
         notes,
+        manifest.version,
+        filled,
+        manifest.cast,
     )
     _check_expected(made, manifest, where)
     return made
 
 
 def _video_mode(videos: str, where: str) -> str:
-    if videos == "transcode":
-        raise BadRequest(
-            "prepare-transcode-not-available",
-            "videos: transcode is not available yet; pictures are copied, never encoded again",
-            where=where,
-            do="choose videos: join, or videos: link",
-        )
-    if videos not in ("join", "link"):
-        raise BadRequest("prepare-videos-unknown", f"videos is join or link, not '{videos}'", where=where)
+    if videos not in ("join", "link", "transcode"):
+        what = f"videos is join, link or transcode, not '{videos}'"
+        raise BadRequest("prepare-videos-unknown", what, where=where)
     return videos
 
 
@@ -172,7 +160,19 @@ def _choose(
             if name not in used and name not in INDEX_FEATURES
         }
         sources.append(SourcePlan(dataset, source.path, chosen, renamed, dropped))
+    for name in manifest.cameras or ():
+        if len(sources) == len(datasets) and not any(name in source.cameras for source in sources):
+            problems.add(nowhere(name, where))
     return tuple(sources), parts
+
+
+def _recipe(source: SourcePlan, parts: Mapping[str, Part], tasks: dict[int, str]) -> Recipe:
+    columns = {name: part.takes for name, part in parts.items()}
+    for out, given in source.cameras.items():
+        feature = source.dataset.features[given]
+        if feature.is_image:
+            columns[out] = (Take(feature),)
+    return Recipe(columns, tasks)
 
 
 def _shared(
@@ -241,6 +241,9 @@ def _judge(
     problems: Problems,
 ) -> tuple[SourcePlan, ...]:
     judged: list[SourcePlan] = []
+    rules = {name: camera.when_missing for name, camera in (manifest.cameras or {}).items()}
+    outputs = list(manifest.cameras or {}) or [c for s in sources for c in s.cameras]
+    gone: dict[str, dict[str, str]] = {}  # output camera -> source that lacks it -> why
     asked = {source.dataset.name: given for source, given in zip(sources, manifest.sources, strict=True)}
     for source in sources:
         name = source.dataset.name
@@ -250,30 +253,30 @@ def _judge(
                 problems.add(problem)
         check_read(source.dataset, where, problems)
         decisions: Source = asked[name]
-        gone = check_missing_cameras(source.dataset, source.cameras, own, decisions, where, problems)
+        for camera in check_missing_cameras(source.dataset, source.cameras, rules, own, decisions, problems):
+            gone.setdefault(camera, {})[name] = "no video file holds it"
+        for camera in outputs:
+            if camera not in source.cameras and rules.get(camera) == "drop":
+                gone.setdefault(camera, {})[name] = "it is not declared"
         check_clips(source.dataset, own, problems)
         worst = check_clocks(source.dataset, own, decisions, where, problems)
-        dropped = {**source.dropped, **{source.cameras[c]: "no video file holds it" for c in gone}}
-        judged.append(replace(source, dropped=dropped, restamped_s=worst))
-        for camera in gone:
-            # A camera that one source lacks cannot be a camera of the whole.
-            judged = [_without_camera(item, camera, name) for item in judged]
-    gone_anywhere = {c for s in judged for c in set(sources[0].cameras) - set(s.cameras)}
-    return tuple(
-        replace(s, cameras={c: v for c, v in s.cameras.items() if c not in gone_anywhere}) for s in judged
-    )
+        judged.append(replace(source, restamped_s=worst))
+    return tuple(_without_cameras(source, gone) for source in judged)
 
 
-def _without_camera(source: SourcePlan, camera: str, lacking: str) -> SourcePlan:
-    if camera not in source.cameras:
-        return source
+def _without_cameras(source: SourcePlan, gone: Mapping[str, Mapping[str, str]]) -> SourcePlan:
+    """A camera that one source lacks and may lack cannot be a camera of the whole."""
     dropped = dict(source.dropped)
-    dropped.setdefault(source.cameras[camera], f"{lacking} has no video file for it")
-    return replace(source, cameras={c: v for c, v in source.cameras.items() if c != camera}, dropped=dropped)
+    for camera, lacking in gone.items():
+        if camera in source.cameras:
+            own = lacking.get(source.dataset.name)
+            dropped[source.cameras[camera]] = own or f"{next(iter(lacking))} has no video file for it"
+    kept = {out: given for out, given in source.cameras.items() if out not in gone}
+    return replace(source, cameras=kept, dropped=dropped)
 
 
 def _cameras(sources: Sequence[SourcePlan]) -> tuple[str, ...]:
-    return tuple(sources[0].cameras)
+    return tuple(dict.fromkeys(camera for source in sources for camera in source.cameras))
 
 
 def _finish(
@@ -285,7 +288,7 @@ def _finish(
     scans: Sequence[Scan],
     recipes: Mapping[str, Recipe],
 ) -> Selection:
-    cameras = [name for name, feature in features.items() if feature.is_camera]
+    cameras = [name for name, feature in features.items() if feature.dtype == "video"]
     episodes = []
     for item, scan in zip(selected, scans, strict=True):
         clips = {camera: item.episode.clips[camera] for camera in cameras}
@@ -294,32 +297,13 @@ def _finish(
     return Selection(manifest.name, fps, robot_type, features, tuple(episodes), recipes, tasks)
 
 
-def _notes(
-    sources: Sequence[SourcePlan], selected: Sequence[Selected], scans: Sequence[Scan]
-) -> tuple[str, ...]:
-    notes = [f"{s.dataset.name}: {text}" for s in sources for _, text in s.dataset.notes]
-    derived: dict[tuple[str, str], list[int]] = {}
-    for item, scan in zip(selected, scans, strict=True):
-        for text in scan.derived:
-            derived.setdefault((item.recipe, text), []).append(item.episode.origin.episode)
-    for (name, text), episodes in derived.items():
-        notes.append(f"{name}: {text} in episodes {ranges(episodes)}; it is derived")
-    for source in sources:
-        if source.restamped_s is not None:
-            notes.append(
-                f"{source.dataset.name}: timestamps replaced by frame_index / fps; "
-                f"they were off by up to {source.restamped_s:.3f} s"
-            )
-    return tuple(notes)
-
-
 def _check_expected(made: Plan, manifest: DatasetManifest, where: str) -> None:
     expect, selection = manifest.expect, made.selection
     pairs: list[tuple[str, Any, Any]] = [
         ("episodes", expect.episodes, len(selection.episodes)),
         ("frames", expect.frames, selection.frames),
         ("fps", expect.fps, selection.fps),
-        ("cameras", expect.cameras, len(selection.cameras)),
+        ("cameras", expect.cameras, len(made.cameras)),
     ]
     pairs += [(f"widths.{n}", width, made.widths.get(n, "none")) for n, width in expect.widths.items()]
     wrong = [f"{key}: {a} expected, {b} planned" for key, a, b in pairs if a is not None and a != b]

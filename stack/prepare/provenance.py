@@ -80,7 +80,13 @@ def _operations(made: Plan) -> list[dict[str, Any]]:
         done.extend(_slices(made, name))
     done.extend({"do": "reconcile", **entry.to_json()} for entry in made.reconciled)
     done.extend({"do": "edit-task", "from": a, "to": b} for a, b in made.task_edits.items())
-    done.append({"do": "write", "version": "v3.0", "videos": made.videos})
+    done.extend({"do": "cast", "feature": name, "dtype": dtype} for name, dtype in made.casts.items())
+    done.extend(
+        {"do": "fill-black", "source": name, "camera": entry.camera, "episodes": list(numbers)}
+        for entry in made.filled
+        for name, numbers in entry.episodes.items()
+    )
+    done.append({"do": "write", "version": made.version, "videos": made.videos})
     return done
 
 

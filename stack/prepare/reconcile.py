@@ -69,25 +69,31 @@ def common_robot_type(
 
 
 def common_features(
-    parts: Mapping[str, Mapping[str, Part]], where: str, problems: Problems
+    parts: Mapping[str, Mapping[str, Part]],
+    where: str,
+    problems: Problems,
+    cast: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Feature], list[Reconciled]]:
     """Output features from each source's part of them.
 
     Args:
         parts: source name -> output feature -> part. All sources have the same output features.
+        cast: output feature -> dtype that the manifest asks for.
     """
     features: dict[str, Feature] = {}
     reconciled: list[Reconciled] = []
     first = next(iter(parts.values()))
+    casts = _known_casts(cast or {}, first, where, problems)
     for name in first:
         by_source = {source: group[name] for source, group in parts.items()}
-        if _widths_differ(name, by_source, where, problems):
+        if _shapes_differ(name, by_source, where, problems):
             continue
         names = _common_names(name, by_source, where, problems, reconciled)
-        dtype = _common_dtype(name, by_source, where, problems)
+        dtype = casts.get(name) or _common_dtype(name, by_source, where, problems)
         tables = [part.fields for part in by_source.values()]
         fields = tables[0] if all(table == tables[0] for table in tables) else {}
-        feature = written_feature(Feature(name, dtype, (first[name].width,), names, fields))
+        feature = Feature(name, dtype, first[name].shape, names, fields)
+        feature = feature if name in casts else written_feature(feature)
         features[name] = feature
         stored = {s: "/".join(dict.fromkeys(p.dtypes)) for s, p in by_source.items()}
         if set(stored.values()) != {feature.dtype}:
@@ -96,10 +102,39 @@ def common_features(
     return features, reconciled
 
 
-def _widths_differ(name: str, parts: Mapping[str, Part], where: str, problems: Problems) -> bool:
-    widths = {source: part.width for source, part in parts.items()}
-    if len(set(widths.values())) == 1:
+def _known_casts(
+    cast: Mapping[str, str], first: Mapping[str, Part], where: str, problems: Problems
+) -> dict[str, str]:
+    for name in cast:
+        part = first.get(name)
+        if part is None or "string" in part.dtypes:
+            reason = "holds text" if part is not None else f"is not kept; kept are: {', '.join(first)}"
+            problems.add(
+                BadRequest(
+                    "prepare-cast-unfit",
+                    f"cast.{name}: the feature {reason}",
+                    where=where,
+                    do=f"remove cast.{name}, or name a feature of numbers",
+                )
+            )
+    return {name: dtype for name, dtype in cast.items() if name in first}
+
+
+def _shapes_differ(name: str, parts: Mapping[str, Part], where: str, problems: Problems) -> bool:
+    shapes = {source: part.shape for source, part in parts.items()}
+    if len(set(shapes.values())) == 1:
         return False
+    widths = {source: part.width for source, part in parts.items()}
+    if any(len(shape) > 1 for shape in shapes.values()):
+        problems.add(
+            BadRequest(
+                "prepare-features-differ",
+                f"features.{name} differs in shape: {_pairs({s: list(v) for s, v in shapes.items()})}",
+                where=where,
+                do=f"leave features.{name} out, or leave one of these sources out",
+            )
+        )
+        return True
     narrow = min(widths.values())
     problems.add(
         BadRequest(
@@ -153,7 +188,7 @@ def _common_dtype(name: str, parts: Mapping[str, Part], where: str, problems: Pr
                 "prepare-dtype-differs",
                 f"features.{name} differs in kind of value: {_pairs(shown)}",
                 where=where,
-                do=f"leave features.{name} out, or leave one of these sources out",
+                do=f"say what to write, such as:\n  cast: {{{name}: float32}}\nor leave features.{name} out",
             )
         )
         return flat[0]
@@ -188,15 +223,18 @@ def compare_camera(
     declared: Mapping[str, Feature],
     where: str,
     problems: Problems,
+    *,
+    is_copied: bool = True,
 ) -> list[Reconciled]:
     """All files of a camera must have one codec, size and pixel format; what info.json says need not agree.
 
     Args:
         clips: (source, its episode, the file) for each selected episode.
         declared: source -> its camera feature.
+        is_copied: whether packets are copied; pictures that are encoded anew may differ in all these.
     """
     first_source, first_episode, first = clips[0]
-    for source, episode, info in clips:
+    for source, episode, info in clips if is_copied else ():
         for what, a, b in (
             ("codec", first.codec, info.codec),
             ("size", f"{first.width}x{first.height}", f"{info.width}x{info.height}"),

@@ -78,12 +78,26 @@ def scan_episode(job: ScanJob) -> Scan:
         _check_finite(job, problems)
     except StackError as error:
         problems.append(error)
-    videos = {}
+    videos: dict[str, VideoInfo] = {}
     for camera, clip in job.selected.episode.clips.items():
         try:
-            videos[camera] = probe(clip.file)
+            info = probe(clip.file)
         except StackError as error:
             problems.append(error)
+            continue
+        if info.pix_fmt is not None:
+            videos[camera] = info
+            continue
+        origin = job.selected.episode.origin
+        problems.append(
+            BadRequest(
+                "prepare-video-damaged",
+                f"{camera}, episode {origin.episode} of '{origin.dataset}': no picture of the video can be "
+                "decoded, though its packets are there",
+                where=str(clip.file),
+                do=f"exclude_episodes: [{origin.episode}], or fetch the file again",
+            )
+        )
     return Scan(tasks, clock, tuple(derived), videos, tuple(problems))
 
 

@@ -9,9 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stack.dataset.digest import content_digest
 from stack.dataset.model import Feature
 from stack.dataset.read import read_dataset
 from stack.dataset.rows import column_array, read_rows
+from stack.dataset.selection import select_all
+from stack.dataset.write import write_v30
 from stack.errors import StackError
 
 
@@ -279,3 +282,43 @@ def test_real_doubles_and_bare_scalars(real_datasets: Path) -> None:
     assert column_array(second, dataset.features["frame_index"]).tolist() == [0, 1, 2]
     assert dataset.features["observation.images.cam"].shape == (64, 64, 3)
     assert second.clips["observation.images.cam"].file.name == "file-001.mp4"
+
+
+def test_several_tasks_an_episode_go_frame_by_frame(copy: Path, deliveries, tmp_path: Path) -> None:
+    def change(table: pa.Table) -> pa.Table:
+        at = table.column_names.index("task_index")
+        return table.set_column(at, "task_index", pa.array([0, 0, 1, 1, 1, 0, 0], pa.int64()))
+
+    deliveries.edit_rows(copy, 0, change)
+    write_v30(select_all(read_dataset(copy)), tmp_path / "out", jobs=1)
+    table = pq.read_table(next((tmp_path / "out/data").glob("*/*.parquet")))
+    assert table.column("task_index").to_pylist()[:8] == [0, 0, 1, 1, 1, 0, 0, 1]
+    entries = pq.read_table(next((tmp_path / "out/meta/episodes").glob("*/*.parquet"))).to_pylist()
+    assert entries[0]["tasks"] == ["fold the shirt", "把毛巾放进盒子"]
+    assert entries[1]["tasks"] == ["把毛巾放进盒子"]
+    assert content_digest(read_dataset(tmp_path / "out")) == content_digest(read_dataset(copy))
+
+
+def test_a_linked_chunk_folder_is_followed(copy: Path, tmp_path: Path) -> None:
+    shutil.move(copy / "data/chunk-001", tmp_path / "away")
+    (copy / "data/chunk-001").symlink_to(tmp_path / "away")
+    assert [e.length for e in read_dataset(copy).episodes] == [7, 5, 9, 4, 6]
+
+
+@pytest.mark.parametrize("key", ["data_path", "video_path"])
+def test_a_template_that_leaves_the_folder_is_refused(copy: Path, deliveries, key: str) -> None:
+    deliveries.edit_info(copy, lambda info: info.update({key: "../../{episode_index}.parquet"}))
+    with pytest.raises(StackError) as caught:
+        read_dataset(copy)
+    assert caught.value.id == "dataset-path-outside" and key in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["../../up", "/etc", "a*[b", ".."])
+def test_a_camera_s_name_cannot_lead_outside(copy: Path, deliveries, name: str) -> None:
+    deliveries.edit_info(
+        copy, lambda info: info["features"].update({name: info["features"]["observation.images.head"]})
+    )
+    try:
+        assert all(name not in e.clips for e in read_dataset(copy).episodes)
+    except StackError as error:
+        assert error.id == "dataset-path-outside"

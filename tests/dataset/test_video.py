@@ -16,6 +16,7 @@ from av.video.frame import PictureType
 
 from stack.dataset.model import ClipRef
 from stack.dataset.video import clip_digest, decode, exact_rate, join, probe, why_not_joinable
+from stack.dataset.video_decode import decode_key_frames
 from stack.errors import StackError
 
 REAL = Path(os.environ.get("STACK_REAL_DATASETS", Path(__file__).parents[3] / "shared" / "datasets"))
@@ -153,8 +154,7 @@ def test_frames_hidden_by_an_edit_list_do_not_count(tmp_path, codec, hidden):
         assert (picture == pictures[hidden + n]).all()
     first_key = probe(file).key_frames[0]
     if first_key:
-        cut = [ClipRef(file, 0, 40 - hidden)]
-        assert code_of(lambda: join(cut, tmp_path / "out.mp4", 30))[0] == "video-clip-not-at-key-frame"
+        assert code_of(lambda: clip_digest(ClipRef(file, 0, 40 - hidden)))[0] == "video-clip-not-at-key-frame"
     join([ClipRef(file, first_key, 40 - hidden - first_key)], tmp_path / "out.mp4", 30)
     for picture, wanted in zip(
         rgb(decoded(tmp_path / "out.mp4")), pictures[hidden + first_key :], strict=True
@@ -274,34 +274,34 @@ def test_clips_are_cut_at_key_frames(tmp_path, codec):
     assert all((a == b).all() for a, b in zip(got, wanted, strict=True))
 
 
-def test_cut_between_key_frames_is_refused(tmp_path):
+def test_digest_between_key_frames_is_refused(tmp_path):
     file = make_video(tmp_path / "v.mp4", 40, codec="h264-b", options={"sc_threshold": "0"})
     assert probe(file).key_frames == (0, 12, 24, 36)
-    code, error = code_of(lambda: join([ClipRef(file, 13, 10)], tmp_path / "out.mp4", 30))
+    code, error = code_of(lambda: clip_digest(ClipRef(file, 13, 10)))
     assert code == "video-clip-not-at-key-frame"
     assert "13" in error.what
     assert "12" in error.what
-    assert not list(tmp_path.glob("*out*"))
 
 
-def test_end_that_needs_later_frames_is_refused(tmp_path):
+def test_digest_of_an_end_that_needs_later_frames_is_refused(tmp_path):
     # Fixed order I P B B B P B B B ...: frames 1 to 3 are built from frame 4.
     fixed = {"x264-params": "b-adapt=0:bframes=3:b-pyramid=none:scenecut=0:keyint=40"}
     file = make_video(tmp_path / "v.mp4", 40, codec="h264-b", options=fixed)
     assert kinds(decoded(file)[:9]) == "IBBBPBBBP"
     assert code_of(lambda: clip_digest(ClipRef(file, 0, 4)))[0] == "video-clip-ends-inside-b-frames"
-    join([ClipRef(file, 0, 5)], tmp_path / "out.mp4", 30)
+    info = join([ClipRef(file, 0, 5)], tmp_path / "out.mp4", 30)
+    assert info.encoded == ()
     got, source = rgb(decoded(tmp_path / "out.mp4")), rgb(decoded(file))[:5]
     assert len(got) == 5
     assert all((a == b).all() for a, b in zip(got, source, strict=True))
 
 
-def test_open_gop_is_no_place_to_cut(tmp_path):
+def test_open_gop_is_no_place_to_copy_from(tmp_path):
     file = make_video(tmp_path / "v.mp4", 40, codec="hevc-open-gop")
     flagged = [n for n, frame in enumerate(decoded(file)) if frame.key_frame]
     assert len(flagged) > 1
     cut = ClipRef(file, flagged[1], 40 - flagged[1])
-    assert code_of(lambda: join([cut], tmp_path / "out.mp4", 30))[0] == "video-clip-not-at-key-frame"
+    assert code_of(lambda: clip_digest(cut))[0] == "video-clip-not-at-key-frame"
     join([ClipRef(file, 0, 40)], tmp_path / "out.mp4", 30)
     assert [f.pts * f.time_base for f in decoded(tmp_path / "out.mp4")] == [
         Fraction(n, 30) for n in range(40)
@@ -365,13 +365,11 @@ def test_check_after_join_sees_a_wrong_file(tmp_path, monkeypatch):
 
     file = make_video(tmp_path / "v.mp4", 12, codec="h264-b")
     right = video._mux
-    monkeypatch.setattr(video, "_mux", lambda cuts, out, **ticks: right(cuts[:1], out, **ticks))
+    monkeypatch.setattr(video, "_mux", lambda parts, out, rate, extra: right(parts[:1], out, rate, extra))
     code, _ = code_of(lambda: join([whole(file), whole(file)], tmp_path / "out.mp4", 30))
     assert code == "video-join-check-failed"
     monkeypatch.setattr(
-        video,
-        "_mux",
-        lambda cuts, out, ticks_per_s, ticks: right(cuts, out, ticks_per_s=ticks_per_s, ticks=ticks + 1),
+        video, "_mux", lambda parts, out, rate, extra: right(parts, out, rate * Fraction(29, 30), extra)
     )
     code, error = code_of(lambda: join([whole(file), whole(file)], tmp_path / "out.mp4", 30))
     assert code == "video-join-check-failed"
@@ -432,6 +430,26 @@ def test_decode_gives_the_frame_asked_for(tmp_path, codec):
             assert picture.dtype == np.uint8
             assert picture.shape == (48, 64, 3)
             assert (picture == wanted[n]).all(), (codec, n)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_key_frames_decode_alone(tmp_path, codec):
+    file = make_video(tmp_path / "v.mp4", 60, codec=codec)
+    wanted, keys = rgb(decoded(file)), list(probe(file).key_frames)
+    got = rgb(list(decode_key_frames(file, keys)))
+    assert len(got) == len(keys) > 0
+    assert all((a == wanted[n]).all() for n, a in zip(keys, got, strict=True))
+    assert [f.pts for f in decode_key_frames(file, keys)] == [probe(file).pts[n] for n in keys]
+
+
+def test_key_frames_of_real_recordings():
+    files = sorted(REAL.rglob("*.mp4"))
+    if not files:
+        pytest.skip("the real recordings are not on this machine")
+    for file in files[::4]:
+        keys = list(probe(file).key_frames)[:3]
+        for picture, alone in zip(decode(file, keys), decode_key_frames(file, keys), strict=True):
+            assert (alone.to_ndarray(format="rgb24") == picture).all(), file
 
 
 @pytest.mark.parametrize("frame", [-1, 30])

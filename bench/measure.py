@@ -1,0 +1,67 @@
+"""A command's time and memory, as the kernel counted them for it and its children."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Wall and processor seconds; `peak_mib` is the largest single process's resident memory."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s, max(self.peak_mib, other.peak_mib))
+
+
+class Failed(Exception):
+    """A measured command did not succeed."""
+
+
+def measure(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Cost:
+    """Run a command to its end.
+
+    Raises:
+        Failed: it is not there, or exits with anything but 0; with the end of what it said.
+    """
+    with tempfile.TemporaryFile() as said:
+        started_s = time.monotonic()
+        try:
+            child = subprocess.Popen(
+                list(command),
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+            )
+        except OSError as error:
+            raise Failed(f"{command[0]}: {error}") from error
+        _, status, usage = os.wait4(child.pid, 0)
+        wall_s = time.monotonic() - started_s
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode != 0:
+            said.seek(0)
+            tail = said.read().decode(errors="replace")[-2000:]
+            raise Failed(f"{' '.join(command)} exited with {child.returncode}:\n{tail}")
+    return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def fresh(folder: Path) -> Path:
+    """A path with nothing at it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def tree_bytes(root: Path) -> int:
+    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())

@@ -1,0 +1,39 @@
+"""Arrow arrays as numpy arrays, and back.
+
+`pyarrow.array` and `to_numpy` import pandas, which takes longer than reading a small dataset does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+
+def numbers_of(array: pa.Array) -> NDArray[Any]:
+    """A view of an array of numbers without nulls; a copy of any other, a null being NaN."""
+    kind = array.type
+    plain = (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and array.null_count == 0
+    if not plain or len(array) == 0:
+        copied: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return copied
+    dtype = _dtype(kind)
+    data = array.buffers()[1]
+    return np.frombuffer(data, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize)
+
+
+def array_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """(n,) numbers as an array of a numeric type, cast where they have another."""
+    if pa.types.is_boolean(kind) or values.dtype.kind not in "iuf":
+        return pa.array(values, type=kind)
+    plain = np.ascontiguousarray(values, dtype=_dtype(kind))
+    return pa.Array.from_buffers(kind, len(plain), [None, pa.py_buffer(plain)])
+
+
+def _dtype(kind: pa.DataType) -> np.dtype[Any]:
+    # Arrow's own translation imports pandas as well.
+    return np.dtype(
+        {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
+    )

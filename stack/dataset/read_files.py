@@ -1,0 +1,61 @@
+"""Which files a dataset's folder holds, and where info.json's path templates lead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stack.dataset.read_meta import Notes
+from stack.errors import BadRequest
+
+LEFT_OVERS_SHOWN = 5
+
+
+def files_below(folder: Path, suffix: str = "") -> list[Path]:
+    """All files below a folder whose names end so, sorted by path; linked folders are entered, once each."""
+    found: list[Path] = []
+    entered: set[str] = set()
+    for here, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(here)
+        if real in entered:  # a link to a folder above it
+            folders.clear()
+            continue
+        entered.add(real)
+        folders.sort()
+        found.extend(Path(here) / name for name in names if name.endswith(suffix))
+    return sorted(file for file in found if file.is_file() or file.is_symlink())
+
+
+def fill_template(root: Path, key: str, template: object, values: Mapping[str, Any]) -> Path | None:
+    """The file that a path template of info.json leads to; None where it cannot be filled in.
+
+    Raises:
+        BadRequest: the path leaves the dataset's folder. (Links that lie inside it are their owner's choice.)
+    """
+    try:
+        given = str(template).format(**values)
+        path = root / given
+    except (KeyError, ValueError, IndexError, AttributeError, TypeError):
+        return None
+    if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(root)):
+        raise BadRequest(
+            "dataset-path-outside",
+            f"{key} '{template}' of info.json leads to '{given}', which leaves the dataset's folder",
+            where=str(root / "meta" / "info.json"),
+            do=f"correct {key}, or the camera's name",
+        )
+    return path
+
+
+def note_left_overs(root: Path, used: set[Path], notes: Notes) -> None:
+    """Note files below data/ and videos/, and whole folders of scratch pictures, that nothing refers to."""
+    below = [file for top in ("data", "videos", "video") for file in files_below(root / top)]
+    left = [file.relative_to(root).as_posix() for file in below if file not in used]
+    if pictures := len(files_below(root / "images")):
+        left.append(f"images/ ({pictures} files)")
+    if left:
+        shown = ", ".join(left[:LEFT_OVERS_SHOWN])
+        more = f" and {len(left) - LEFT_OVERS_SHOWN} more" if len(left) > LEFT_OVERS_SHOWN else ""
+        notes.append(("left-over-files", f"{shown}{more}: nothing refers to them; they are left out"))

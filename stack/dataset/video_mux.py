@@ -1,0 +1,76 @@
+"""Writing MP4s in which frame n is shown at exactly n / fps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+from stack.dataset.video_index import VideoIndex
+from stack.errors import BadRequest
+
+TICKS_PER_S_MIN = 10_000  # below this the MP4 muxer would choose a time base of its own
+RATE_DENOMINATOR_MAX = 1_000_000
+
+
+def exact_rate(fps: float) -> Fraction:
+    """The rational rate a float stands for: 30.0 -> 30, 29.97 -> 2997/100, 29.97002997... -> 30000/1001."""
+    if not 0 < fps < 1_000_000:
+        raise BadRequest("video-fps-impossible", f"fps must be positive and finite, not {fps}")
+    return Fraction(fps).limit_denominator(RATE_DENOMINATOR_MAX)
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """A time base that divides the frame period: `per_s` ticks a second, `per_frame` a frame."""
+
+    per_s: int
+    per_frame: int
+
+    @property
+    def time_base(self) -> Fraction:
+        return Fraction(1, self.per_s)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The MP4 muxer's options."""
+        return {
+            "video_track_timescale": str(self.per_s),
+            # The edit list's length is kept in this unit; a coarser one could hide the last frame.
+            "movie_timescale": str(self.per_s),
+            "fflags": "+bitexact",
+        }
+
+
+def ticks_of(rate: Fraction) -> Ticks:
+    scale = 1
+    while rate.numerator * scale < TICKS_PER_S_MIN:
+        scale *= 2
+    return Ticks(rate.numerator * scale, rate.denominator * scale)
+
+
+@contextmanager
+def whole_file(out: Path) -> Iterator[Path]:
+    """A file beside `out` that becomes `out` when the body succeeds, and is gone when it does not."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.stem}.partial-{os.getpid()}{out.suffix}")
+    try:
+        yield partial
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def why_badly_timed(index: VideoIndex, rate: Fraction) -> str | None:
+    """What is wrong with a file's times; None where frame n is shown at n / fps and decode times rise."""
+    # ticks * time_base == n / rate, without a fraction a frame.
+    per_frame = index.info.time_base.denominator * rate.denominator
+    per_tick = index.info.time_base.numerator * rate.numerator
+    if any(ticks * per_tick != n * per_frame for n, ticks in enumerate(index.info.pts)):
+        return "frame times are not n / fps"
+    dts = [coded.dts for coded in index.coded]
+    return "decode times do not rise" if any(b <= a for a, b in pairwise(dts)) else None

@@ -1,0 +1,111 @@
+"""Packets on their way from source files into a written one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from av.packet import Packet
+
+from stack.dataset.video_index import CodedFrame, VideoIndex, index_video
+from stack.dataset.video_open import demux, open_video
+from stack.dataset.video_segments import Segment
+from stack.errors import WorkFailed
+
+
+class PacketReader:
+    """Reads segments from files, keeping the last file open: segments in file order are one forward pass."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._index: VideoIndex | None = None
+
+    def __enter__(self) -> PacketReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def read(self, segment: Segment) -> Iterator[tuple[CodedFrame, bytes]]:
+        """The copied packets of a segment in decode order.
+
+        Raises:
+            WorkFailed: the file is not the one that was looked at.
+        """
+        index = segment.index
+        if index is not self._index:
+            self._open(index)
+        if index.coded[segment.first].offset is None:
+            yield from self._demuxed(segment)
+            return
+        for coded in segment.coded():
+            self._raw.seek(coded.offset or 0)
+            payload = self._raw.read(coded.size_bytes)
+            if len(payload) != coded.size_bytes:
+                raise _changed(index, coded)
+            yield coded, payload
+
+    def _open(self, index: VideoIndex) -> None:
+        file = index.info.file
+        self._stack.close()
+        self._index = None
+        if index_video(file).coded != index.coded:
+            raise _changed(index, index.coded[0])
+        if index.coded[0].offset is not None:
+            self._raw = self._stack.enter_context(file.open("rb"))
+        else:
+            self._container, self._stream = self._stack.enter_context(open_video(file))
+            self._demux, self._at = demux(self._container, self._stream, file), 0
+        self._index = index
+
+    def _demuxed(self, segment: Segment) -> Iterator[tuple[CodedFrame, bytes]]:
+        index = segment.index
+        if segment.first != self._at:
+            self._container.seek(index.coded[segment.first].dts, backward=True, stream=self._stream)
+            self._demux = demux(self._container, self._stream, index.info.file)
+            self._at = segment.first
+        wanted = range(segment.start, segment.stop)
+        while self._at <= segment.last:
+            coded = index.coded[self._at]
+            packet = next((p for p in self._demux if p.pts == coded.pts), None)
+            if packet is None or packet.size != coded.size_bytes:
+                raise _changed(index, coded)
+            self._at += 1
+            if coded.frame in wanted:
+                yield coded, bytes(packet)
+
+
+def _changed(index: VideoIndex, coded: CodedFrame) -> WorkFailed:
+    what = f"frame {coded.frame} is not where it was"
+    return WorkFailed("video-changed", what, where=str(index.info.file))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A segment at its place in the output; `samples` where it was encoded: (payload, is key) a picture."""
+
+    segment: Segment
+    place: int
+    samples: tuple[tuple[bytes, bool], ...] = ()
+
+    def coded(self) -> Iterator[tuple[int, int, bool]]:
+        """(frame number in the output, bytes, is key) in decode order."""
+        if self.segment.encode:
+            for n, (payload, is_key) in enumerate(self.samples):
+                yield self.place + n, len(payload), is_key
+            return
+        for coded in self.segment.coded():
+            yield self.place + coded.frame - self.segment.start, coded.size_bytes, coded.is_key
+
+    def packets(self, source: PacketReader) -> Iterator[Packet]:
+        if self.segment.encode:
+            yield from (_packet(payload, is_key) for payload, is_key in self.samples)
+        else:
+            yield from (_packet(payload, c.is_sync) for c, payload in source.read(self.segment))
+
+
+def _packet(payload: bytes, is_key: bool) -> Packet:
+    packet = Packet(payload)
+    packet.is_keyframe = is_key
+    return packet

@@ -1,0 +1,130 @@
+"""How a clip is taken from its file: which pictures are copied, and which must be encoded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stack.dataset.model import ClipRef
+from stack.dataset.video_h264 import parse_sets
+from stack.dataset.video_index import CodedFrame, VideoIndex, VideoInfo, index_video
+from stack.errors import BadRequest
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Frames `start` to `stop` (half-open) of a file.
+
+    Attributes:
+        encode: why they are encoded anew; None where their packets are copied.
+        first, last: decode positions of the packets between which the copied ones lie.
+    """
+
+    index: VideoIndex
+    start: int
+    stop: int
+    encode: str | None = None
+    first: int = 0
+    last: int = -1
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    def coded(self) -> Iterator[CodedFrame]:
+        """The copied packets in decode order."""
+        frames = range(self.start, self.stop)
+        return (c for c in self.index.coded[self.first : self.last + 1] if c.frame in frames)
+
+
+def check_clip(clip: ClipRef) -> VideoIndex:
+    """The index of a clip's file.
+
+    Raises:
+        BadRequest: the file cannot be read, or the clip is empty or past its end.
+    """
+    index = index_video(clip.file)
+    end = clip.start + clip.count
+    if clip.start < 0 or clip.count < 1 or end > index.info.frames:
+        what = f"frames {clip.start} to {end} are asked of a video of {index.info.frames} frames"
+        raise BadRequest(
+            "video-clip-out-of-range", what, where=str(clip.file), do="correct the episode's length"
+        )
+    return index
+
+
+def whole_copy(clip: ClipRef) -> Segment:
+    """The clip as one copied segment.
+
+    Raises:
+        BadRequest: it does not start at a key frame, or ends where shown pictures need a later picture.
+    """
+    index = check_clip(clip)
+    end = clip.start + clip.count
+    if reason := _start_reason(index.info, clip.start):
+        raise BadRequest("video-clip-not-at-key-frame", reason, where=str(clip.file), do=_DO)
+    copied = _copy(index, clip.start, end)
+    if copied is None or copied.stop < end:
+        raise BadRequest("video-clip-ends-inside-b-frames", _end_reason(end), where=str(clip.file), do=_DO)
+    return copied
+
+
+_DO = "copy the whole file, or cut it first, which encodes the pictures at the cut anew"
+
+
+def split(clip: ClipRef) -> tuple[Segment, ...]:
+    """Copy all that can be copied.
+
+    Copying begins at the first key frame in the clip and ends where no shown picture needs a later one. What
+    is left at both ends is encoded anew where the codec lets new pictures stand beside copied ones (H.264);
+    any other codec's clip is encoded anew as a whole, or not at all.
+
+    Raises:
+        BadRequest: as `check_clip`.
+    """
+    index = check_clip(clip)
+    start, end = clip.start, clip.start + clip.count
+    head = _start_reason(index.info, start)
+    key = next((k for k in index.info.key_frames if start <= k < end), None)
+    copied = _copy(index, key, end) if key is not None else None
+    if copied is not None and head is None and copied.stop == end:
+        return (copied,)
+    reason = head or _end_reason(end)
+    if copied is None or not can_splice(index.info):
+        return (Segment(index, start, end, reason),)
+    segments = [Segment(index, start, copied.start, head)] if head else []
+    segments.append(copied)
+    if copied.stop < end:
+        segments.append(Segment(index, copied.stop, end, _end_reason(end)))
+    return tuple(segments)
+
+
+def can_splice(info: VideoInfo) -> bool:
+    """Whether pictures that are encoded anew can stand in one stream with copied ones."""
+    return info.codec == "h264" and parse_sets(info.extradata) is not None
+
+
+def _start_reason(info: VideoInfo, start: int) -> str | None:
+    if start in info.key_frames:
+        return None
+    before = max((k for k in info.key_frames if k < start), default="none")
+    return f"the clip starts at frame {start}, which is no key frame; the last one before is {before}"
+
+
+def _end_reason(end: int) -> str:
+    return f"the clip ends before frame {end}, but a picture before it is built from a later one"
+
+
+def _copy(index: VideoIndex, key: int, end: int) -> Segment | None:
+    """From a key frame to the last place before `end` up to which no picture needs a later one."""
+    first = at = index.position(key)
+    stop, last, taken, newest = key, first - 1, 0, key
+    while at < len(index.coded) and index.coded[at].frame < end:
+        frame = index.coded[at].frame
+        # Pictures that follow the key frame in the file and precede it on the screen are the last clip's.
+        if frame >= key:
+            taken, newest = taken + 1, max(newest, frame)
+        if newest - key + 1 == taken:
+            stop, last = newest + 1, at
+        at += 1
+    return Segment(index, key, stop, first=first, last=last) if stop > key else None

@@ -1,0 +1,222 @@
+"""A file's packets from the sample tables of its MP4 (ISO/IEC 14496-12), without opening a demuxer.
+
+Only plain files are read: one H.264, HEVC or AV1 track, no fragments, an edit list that hides nothing. What
+is not plain is left to FFmpeg, and so is everything that is wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CODECS = {b"avc1": "h264", b"hvc1": "hevc", b"hev1": "hevc", b"av01": "av1"}
+CONFIGURATIONS = {"h264": b"avcC", "hevc": b"hvcC", "av1": b"av1C"}
+AV1_CONFIGURATION_BYTES = 4  # what follows is the sequence header
+VISUAL_ENTRY_BYTES = 86  # of a VisualSampleEntry, before the boxes in it (12.1.3)
+BOX_HEAD_BYTES = 8
+BIT_RATE = b"btrt"  # differs from file to file, and tells a decoder nothing
+Bytes = Any  # bytes or mmap: what can be sliced
+
+
+class NotPlain(Exception):
+    """The file is one that FFmpeg should read."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A video track in decode order.
+
+    Attributes:
+        entry: the sample description, without the bit rate: what the decoder is told.
+        pts, dts: in ticks of `time_base`, as FFmpeg gives them.
+        offsets, sizes: where each sample lies in the file, in bytes.
+        is_sync: which samples the file calls sync samples.
+        rate: samples over the track's duration.
+    """
+
+    codec: str
+    entry: bytes
+    extradata: bytes
+    time_base: Fraction
+    rate: Fraction
+    has_audio: bool
+    pts: NDArray[np.int64]
+    dts: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    is_sync: NDArray[np.bool_]
+
+
+def read_tables(data: Bytes) -> Tables | None:
+    """The tables of a plain file; None where it is not plain.
+
+    Args:
+        data: the whole file, as bytes or mapped into memory.
+    """
+    try:
+        return _read(data)
+    except (NotPlain, struct.error, IndexError, KeyError, ValueError, OverflowError):
+        return None
+
+
+def _read(data: Bytes) -> Tables:
+    moov = None
+    for kind, start, end in _boxes(data, 0, len(data)):
+        if kind in (b"moof", b"sidx"):
+            raise NotPlain
+        if kind == b"moov":
+            moov = bytes(data[start:end])
+    if moov is None:
+        raise NotPlain
+    if b"mvex" in (kind for kind, _, _ in _boxes(moov, 0, len(moov))):
+        raise NotPlain
+    movie = _child(moov, b"mvhd")
+    movie_scale = _u32(movie, 20 if movie[0] == 1 else 12)
+    tracks = [moov[start:end] for kind, start, end in _boxes(moov, 0, len(moov)) if kind == b"trak"]
+    kinds = [_child(track, b"mdia", b"hdlr")[8:12] for track in tracks]
+    if kinds.count(b"vide") != 1:
+        raise NotPlain
+    return _track(tracks[kinds.index(b"vide")], movie_scale, len(data), b"soun" in kinds)
+
+
+def _track(track: bytes, movie_scale: int, file_bytes: int, has_audio: bool) -> Tables:
+    header = _child(track, b"mdia", b"mdhd")
+    scale = _u32(header, 20 if header[0] == 1 else 12)
+    table = _child(track, b"mdia", b"minf", b"stbl")
+    codec, entry, extradata = _description(_child(table, b"stsd"))
+    sizes = _sizes(_child(table, b"stsz"), file_bytes)
+    count = len(sizes)
+    deltas = _runs(_child(table, b"stts"), count)
+    dts = np.concatenate([[0], np.cumsum(deltas)[:-1]])
+    shifts = _optional(table, b"ctts")
+    pts = dts if shifts is None else dts + _runs(shifts, count)
+    offsets = _offsets(table, sizes)
+    if count == 0 or (sizes <= 0).any() or (pts < dts).any() or int((offsets + sizes).max()) > file_bytes:
+        raise NotPlain
+    first = _first_shown(track, pts, scale, movie_scale)
+    sync = np.ones(count, dtype=bool)
+    listed = _optional(table, b"stss")
+    if listed is not None:
+        sync[:] = False
+        sync[np.frombuffer(listed, ">u4", _u32(listed, 4), 8).astype(np.int64) - 1] = True
+    return Tables(
+        codec,
+        entry,
+        extradata,
+        Fraction(1, scale),
+        Fraction(count * scale, int(deltas.sum())),
+        has_audio,
+        pts - first,
+        dts - first,
+        offsets,
+        sizes,
+        sync,
+    )
+
+
+def _first_shown(track: bytes, pts: NDArray[np.int64], scale: int, movie_scale: int) -> int:
+    """The time that the edit list makes 0; refuses lists that hide, delay or repeat anything."""
+    edits = _optional(track, b"edts", b"elst")
+    if edits is None:
+        return 0
+    wide = edits[0] == 1
+    if _u32(edits, 4) != 1:
+        raise NotPlain
+    length, start, rate = struct.unpack_from(">QqI" if wide else ">IiI", edits, 8)
+    end = start + length * scale // movie_scale
+    if rate != 1 << 16 or start != int(pts.min()) or int(pts.max()) >= end:
+        raise NotPlain
+    return int(start)
+
+
+def _description(stsd: bytes) -> tuple[str, bytes, bytes]:
+    if _u32(stsd, 4) != 1:
+        raise NotPlain
+    entry = stsd[8 : 8 + _u32(stsd, 8)]
+    codec = CODECS[entry[4:8]]
+    extradata, told = b"", entry[:VISUAL_ENTRY_BYTES]
+    for kind, start, end in _boxes(entry, VISUAL_ENTRY_BYTES, len(entry)):
+        if kind == CONFIGURATIONS[codec]:
+            extradata = entry[start:end]
+        if kind != BIT_RATE:
+            told += entry[start - BOX_HEAD_BYTES : end]
+    if not extradata or (codec == "av1" and len(extradata) <= AV1_CONFIGURATION_BYTES):
+        raise NotPlain
+    return codec, told, extradata
+
+
+def _sizes(stsz: bytes, file_bytes: int) -> NDArray[np.int64]:
+    fixed, count = struct.unpack_from(">II", stsz, 4)
+    if count > file_bytes:
+        raise NotPlain
+    if fixed:
+        return np.full(count, fixed, dtype=np.int64)
+    return np.frombuffer(stsz, ">u4", count, 12).astype(np.int64)
+
+
+def _runs(box: bytes, count: int) -> NDArray[np.int64]:
+    """One value a sample from (how many, value) pairs; a negative value is not plain."""
+    pairs = np.frombuffer(box, ">u4", 2 * _u32(box, 4), 8).reshape(-1, 2).astype(np.int64)
+    if int(pairs[:, 0].sum()) != count or (pairs[:, 1] >= 1 << 31).any():
+        raise NotPlain
+    return np.repeat(pairs[:, 1], pairs[:, 0])
+
+
+def _offsets(table: bytes, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each sample lies: samples follow one another inside a chunk (8.7.4, 8.7.5)."""
+    narrow = _optional(table, b"stco")
+    box = narrow if narrow is not None else _child(table, b"co64")
+    kind = ">u8" if narrow is None else ">u4"
+    chunks = np.frombuffer(box, kind, _u32(box, 4), 8).astype(np.int64)
+    stsc = _child(table, b"stsc")
+    runs = np.frombuffer(stsc, ">u4", 3 * _u32(stsc, 4), 8).reshape(-1, 3).astype(np.int64)
+    lengths = np.diff([*(runs[:, 0] - 1), len(chunks)])
+    samples = np.repeat(runs[:, 1], lengths)
+    if len(samples) != len(chunks) or int(samples.sum()) != len(sizes):
+        raise NotPlain
+    before = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    first = np.concatenate([[0], np.cumsum(samples)[:-1]])
+    places: NDArray[np.int64] = np.repeat(chunks - before[first], samples) + before
+    return places
+
+
+def _boxes(data: Bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """(kind, start of content, end) of each box."""
+    while at + 8 <= end:
+        length, head = _u32(data, at), 8
+        if length == 1:
+            length, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
+        elif length == 0:
+            length = end - at
+        if length < head or at + length > end:
+            raise NotPlain
+        yield bytes(data[at + 4 : at + 8]), at + head, at + length
+        at += length
+
+
+def _optional(data: bytes, *path: bytes) -> bytes | None:
+    for wanted in path:
+        found = [data[start:end] for kind, start, end in _boxes(data, 0, len(data)) if kind == wanted]
+        if len(found) != 1:
+            if found:
+                raise NotPlain
+            return None
+        data = found[0]
+    return data
+
+
+def _child(data: bytes, *path: bytes) -> bytes:
+    found = _optional(data, *path)
+    if found is None:
+        raise NotPlain
+    return found
+
+
+def _u32(data: Bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 4], "big")

@@ -1,0 +1,233 @@
+"""Pieces of work whose results outlive a kill: each is a pure function of its job, kept under the job's hash.
+
+While a dataset is written, its partial folder holds `.resume/`: a record for each finished piece, written
+after its output file has got its name. The next call trusts a file only if its record is whole, belongs to
+the same job on unchanged sources by the same code, and gives the file's sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from stack.dataset.own_code import code_digest
+from stack.dataset.pool import Pool
+from stack.dataset.progress import Log, Progress, Unit
+from stack.errors import StackError, WorkFailed
+from stack.files import disk_error, sha256_file, sha256_text
+
+RECORDS = ".resume"
+ATTEMPT = "attempt-"
+EPISODE = re.compile(r"\bepisode \d")  # not the name of a file
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Work(Generic[Result]):
+    """One piece of work.
+
+    Attributes:
+        do: a function of a module, so that other processes find it.
+        job: its only argument. Where `path` is given, `job.root` is the folder to write below.
+        path: the output file, relative to the dataset; None for a measurement.
+        amount: how much work it is, in the unit of its group.
+        label: which episodes it is about, for an error that does not say so.
+        labels: the same for each file that it reads, where the error names one.
+        key: see `keyed`.
+    """
+
+    do: Callable[[Any], Result]
+    job: Any
+    path: str | None
+    amount: float
+    label: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class _Step:
+    work: Work[Any]
+    root: Path
+
+
+@dataclass(frozen=True)
+class _Done:
+    result: Any
+    is_reused: bool
+
+
+def keyed(works: Sequence[Work[Result]]) -> list[Work[Result]]:
+    """Works with their hash: of function, job, our code, and size and time of the files in the job."""
+    stats: dict[Path, str] = {}
+    return [
+        replace(work, key=sha256_text("\n".join((code_digest(), _name(work.do), _describe(work.job, stats)))))
+        for work in works
+    ]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+class Workshop:
+    """Runs works over a pool into one partial folder.
+
+    Args:
+        works: all that will be run, with their keys; what the folder holds of others is removed.
+    """
+
+    def __init__(self, root: Path, pool: Pool, works: Sequence[Work[Any]], log: Log) -> None:
+        self._root, self._pool, self._log = root, pool, log
+        known = {work.path for work in works if (root / RECORDS / work.key).exists()}
+        for file in sorted(root.rglob("*"), reverse=True):  # what is in a folder comes before it
+            name = file.relative_to(root).as_posix()
+            if file.is_dir() and not file.is_symlink():
+                if not any(file.iterdir()):
+                    file.rmdir()
+            elif name not in known and file.parent.name != RECORDS:
+                file.unlink()
+        (root / RECORDS).mkdir(exist_ok=True)
+
+    def run(self, what: str, unit: Unit, works: Sequence[Work[Result]]) -> list[Result]:
+        """Results in the order of `works`; those that an earlier call finished are not made again.
+
+        Raises:
+            StackError: of the first piece that fails; `NotAble` where a full or read-only disk is the reason.
+        """
+        total = sum(work.amount for work in works)
+        progress = Progress(self._log, what, items=len(works), total=total, unit=unit)
+        steps = [_Step(work, self._root) for work in works]
+        results: list[Result] = []
+        for work, done in zip(works, self._pool.map(_run_step, steps), strict=True):
+            results.append(done.result)
+            progress.step(work.amount, is_reused=done.is_reused)
+        progress.end()
+        return results
+
+
+def clear_records(root: Path) -> None:
+    """The folder is complete: nothing is to be resumed."""
+    shutil.rmtree(root / RECORDS)
+
+
+def _run_step(step: _Step) -> _Done:
+    record = step.root / RECORDS / step.work.key
+    known = _load(record)
+    if known is not None and _is_there(step, known.result):
+        return known
+    attempt = step.root / RECORDS / f"{ATTEMPT}{uuid.uuid4().hex}"
+    try:
+        result = _attempt(step, attempt)
+        _store(record, result)
+    except (StackError, OSError) as error:
+        where = step.root / (step.work.path or "")
+        if told := disk_error(error, where):
+            raise told from error
+        if not isinstance(error, StackError):
+            raise WorkFailed("write-failed", f"writing failed: {error}", where=str(where)) from error
+        if step.work.label and not EPISODE.search(error.where):
+            named = (label for file, label in step.work.labels.items() if file in error.where)
+            error.where = ", ".join(filter(None, (error.where, next(named, step.work.label))))
+        raise
+    finally:
+        shutil.rmtree(attempt, ignore_errors=True)
+    return _Done(result, is_reused=False)
+
+
+def _attempt(step: _Step, attempt: Path) -> Any:
+    """Do the work in a folder of its own and move its file into place: nobody sees a half-written one."""
+    work = step.work
+    if work.path is None:
+        return work.do(work.job)
+    result = work.do(replace(work.job, root=attempt))
+    target = step.root / work.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(attempt / work.path, target)
+    info = getattr(result, "info", None)
+    return replace(result, info=replace(info, file=target)) if info is not None else result
+
+
+def _is_there(step: _Step, result: Any) -> bool:
+    if step.work.path is None:
+        return True
+    file = step.root / step.work.path
+    return file.is_file() and sha256_file(file) == result.file.sha256
+
+
+def _store(record: Path, result: Any) -> None:
+    payload = pickle.dumps(result)
+    temporary = record.with_name(f"{record.name}-{uuid.uuid4().hex}")
+    temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
+    os.replace(temporary, record)
+
+
+def _load(record: Path) -> _Done | None:
+    """None where there is no record, or one that is broken, somebody else's, or of unknown content."""
+    try:
+        content = record.read_bytes()
+        if record.stat().st_uid != os.geteuid():
+            return None
+    except OSError:
+        return None
+    digest, payload = content[:32], content[32:]
+    if hashlib.sha256(payload).digest() != digest:
+        return None
+    try:
+        return _Done(_Plain(io.BytesIO(payload)).load(), is_reused=True)
+    except Exception:  # a record that cannot be read is only work to do again
+        return None
+
+
+class _Plain(pickle.Unpickler):
+    """Loads our own plain data and arrays, and calls nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        numpy_names = ("ndarray", "dtype", "scalar", "_reconstruct", "_frombuffer")
+        if (
+            (module.startswith("stack.dataset.") and is_dataclass(found))
+            or (module.split(".")[0] == "numpy" and name in numpy_names)
+            or (module, name) == ("fractions", "Fraction")
+            or (module.split(".")[0] == "pathlib" and name in ("Path", "PosixPath"))
+        ):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} is not expected in a record")
+
+
+def _describe(value: Any, stats: dict[Path, str]) -> str:
+    """A text that is equal for equal jobs; `root` is where, not what, and does not count."""
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = (
+            f"{f.name}={_describe(getattr(value, f.name), stats)}" for f in fields(value) if f.name != "root"
+        )
+        return f"{type(value).__name__}({','.join(parts)})"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_describe(k, stats)}:{_describe(v, stats)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_describe(item, stats) for item in value) + "]"
+    if isinstance(value, Path):
+        if value not in stats:
+            stats[value] = _file_mark(value)
+        return stats[value]
+    if value is None or isinstance(value, str | bytes | bool | int | float):
+        return repr(value)
+    # Others are told apart too finely rather than not at all: at worst, work is done again.
+    return f"{type(value).__name__} {hashlib.sha256(pickle.dumps(value)).hexdigest()}"
+
+
+def _file_mark(file: Path) -> str:
+    try:
+        stat = file.stat()
+    except OSError:
+        return repr(str(file))
+    return f"{str(file)!r} {stat.st_size} {stat.st_mtime_ns}"

@@ -1,0 +1,44 @@
+"""What a plan tells beside its choices: what was derived, replaced, or will be encoded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stack.dataset.selection import Selected
+from stack.prepare.blueprint import SourcePlan
+from stack.prepare.episodes import ranges
+from stack.prepare.scan import Scan
+
+
+def plan_notes(
+    sources: Sequence[SourcePlan], selected: Sequence[Selected], scans: Sequence[Scan]
+) -> tuple[str, ...]:
+    notes = [f"{s.dataset.name}: {text}" for s in sources for _, text in s.dataset.notes]
+    derived: dict[tuple[str, str], list[int]] = {}
+    for item, scan in zip(selected, scans, strict=True):
+        for text in scan.derived:
+            derived.setdefault((item.recipe, text), []).append(item.episode.origin.episode)
+    for (name, text), episodes in derived.items():
+        notes.append(f"{name}: {text} in episodes {ranges(episodes)}; it is derived")
+    notes += _cut_notes(selected, scans)
+    for source in sources:
+        if source.restamped_s is not None:
+            notes.append(
+                f"{source.dataset.name}: timestamps replaced by frame_index / fps; "
+                f"they were off by up to {source.restamped_s:.3f} s"
+            )
+    return tuple(notes)
+
+
+def _cut_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
+    """Cameras whose clips begin where decoding cannot: the only pictures that are not copied."""
+    cut: dict[tuple[str, str], list[int]] = {}
+    for item, scan in zip(selected, scans, strict=True):
+        for camera, info in scan.videos.items():
+            if item.episode.clips[camera].start not in info.key_frames:
+                cut.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
+    return [
+        f"{name}: {camera} begins off a key frame in episodes {ranges(episodes)}; pictures at the cut are "
+        "encoded anew, the rest is copied"
+        for (name, camera), episodes in cut.items()
+    ]

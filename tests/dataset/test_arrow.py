@@ -1,0 +1,53 @@
+"""Arrow arrays as numpy sees them, and that this costs no import of pandas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stack.dataset.arrow import array_of, numbers_of
+
+KINDS = [pa.int8(), pa.int64(), pa.uint16(), pa.uint64(), pa.float16(), pa.float32(), pa.float64()]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_numbers_come_as_they_are(kind):
+    values = np.arange(10).astype(kind.to_pandas_dtype())
+    array = pa.array(values, type=kind)
+    for part in (array, array.slice(3, 4), array.slice(10, 0)):
+        got = numbers_of(part)
+        assert got.dtype == values.dtype
+        assert got.tolist() == part.to_pylist()
+
+
+def test_nulls_become_nan_and_texts_stay():
+    assert np.isnan(numbers_of(pa.array([1.0, None]))).tolist() == [False, True]
+    assert numbers_of(pa.array(["a", "b"])).tolist() == ["a", "b"]
+    assert numbers_of(pa.array([True, False])).tolist() == [True, False]
+
+
+def test_a_list_in_a_slice_keeps_its_own_values():
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 3)
+    assert numbers_of(lists.slice(1, 2).flatten()).tolist() == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32", "float64", "uint8", "bool"])
+def test_there_and_back(dtype):
+    values = np.arange(7).astype(dtype)
+    kind = pa.from_numpy_dtype(dtype)
+    assert array_of(values, kind).equals(pa.array(values, type=kind))
+    assert array_of(values[::2], kind).to_pylist() == values[::2].tolist()
+    assert array_of(values, pa.float32()).to_pylist() == values.astype("float32").tolist()
+
+
+def test_pandas_is_not_imported():
+    code = (
+        "import sys; import numpy as np; import pyarrow as pa; from stack.dataset.arrow import *; "
+        "print(numbers_of(array_of(np.array([1.5, 2.5]), pa.float64())).tolist(), 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[1.5, 2.5] False"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stack.audit.trouble import Problem, Trouble, classify_file
+from stack.dataset.pool import open_pool
 from stack.errors import StackError
 
 if TYPE_CHECKING:
@@ -37,18 +39,30 @@ class ClipSpan:
 
 def probe_videos(evidence: Evidence) -> dict[str, VideoInfo]:
     """Facts of each video file that an episode names and that can be read, by relative path."""
+    facts: dict[str, VideoInfo] = {}
+    files = evidence.layout.video_files
+    with open_pool(None) as pool:
+        probed = pool.map(_probe, [evidence.root / relative for relative in files])
+        for relative, (info, trouble, why) in zip(files, probed, strict=True):
+            if info is not None:
+                facts[relative] = info
+            elif trouble is not None:
+                evidence.problems.append(Problem(relative, trouble, why))
+            else:
+                evidence.problems.append(classify_file(evidence.root, relative, RuntimeError(why)))
+    return facts
+
+
+def _probe(file: Path) -> tuple[VideoInfo | None, Trouble | None, str]:
+    """The facts of one file, or why there are none."""
     from stack.dataset.video import probe
 
-    facts: dict[str, VideoInfo] = {}
-    for relative in evidence.layout.video_files:
-        try:
-            facts[relative] = probe(evidence.root / relative)
-        except StackError as error:
-            trouble = _TROUBLES.get(error.id, Trouble.UNREADABLE)
-            evidence.problems.append(Problem(relative, trouble, error.what))
-        except Exception as error:  # damaged files find new ways to fail inside the demuxer
-            evidence.problems.append(classify_file(evidence.root, relative, error))
-    return facts
+    try:
+        return probe(file), None, ""
+    except StackError as error:
+        return None, _TROUBLES.get(error.id, Trouble.UNREADABLE), error.what
+    except Exception as error:  # damaged files find new ways to fail inside the demuxer
+        return None, None, f"{type(error).__name__}: {error}"
 
 
 def clip_spans(evidence: Evidence) -> dict[str, list[ClipSpan]]:

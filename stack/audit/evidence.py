@@ -24,6 +24,7 @@ from stack.audit.trouble import Problem, Trouble, classify_file
 from stack.dataset.model import Feature
 
 if TYPE_CHECKING:
+    from stack.audit.checks.deep_files import Decoded
     from stack.audit.exact import Channel
     from stack.dataset.stats import Stats
     from stack.dataset.video import VideoInfo
@@ -63,12 +64,14 @@ class Evidence:
     Attributes:
         problems: grows as files are opened.
         exact, channels: kept for `stack.audit.exact`.
+        decoded: kept for `stack.audit.checks.deep_files`.
     """
 
     root: Path
     problems: list[Problem] = field(default_factory=list)
     exact: dict[str, Stats] = field(default_factory=dict)
     channels: list[Channel] | None = None
+    decoded: Decoded | None = None
 
     @cached_property
     def files(self) -> dict[str, int]:
@@ -188,6 +191,22 @@ class Evidence:
             self.problems.append(Problem("meta/stats.json", Trouble.NOT_JSON, "it is not an object"))
             return None
         return {name: entry for name, entry in stats.items() if isinstance(entry, dict)}
+
+    @cached_property
+    def provenance(self) -> dict[str, Any] | None:
+        """meta/provenance.json, which `stack prepare` writes; None where there is none."""
+        name = "meta/provenance.json"
+        if name not in self.files:
+            return None
+        try:
+            provenance = json.loads((self.root / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(self.explain(name, error))
+            return None
+        if isinstance(provenance, dict):
+            return provenance
+        self.problems.append(Problem(name, Trouble.NOT_JSON, "it is not an object"))
+        return None
 
     @cached_property
     def episode_stats(self) -> list[EpisodeStats]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stack.audit.checks.policy import in_words, with_slice
-from stack.audit.exact import ACTION, STATE, Channel, channels
+from stack.audit.exact import ACTION, STATE, Channel, channels, exact_stats
 from stack.audit.kinds import Case, check, kind
 from stack.faults import Fault, Place, Severity
 
@@ -125,8 +125,11 @@ def _hardly_moves(channel: Channel) -> bool:
 
 def _rare_share(case: Case, channel: Channel) -> float | None:
     """Share of the rarer of exactly two values, where it is under 1 %."""
-    if channel.is_constant:
+    exact = exact_stats(case.evidence, channel.feature)
+    if channel.is_constant or exact is None:
         return None
+    if float(exact.q50.reshape(-1)[channel.index]) not in (channel.low, channel.high):
+        return None  # the commoner of two values is the median
     values = case.evidence.rows.columns[channel.feature].values
     assert values is not None
     own = values[:, channel.index]

@@ -60,6 +60,10 @@ class PolicyNeeds:
     span_added: float | None = None
 
 
+# openpi's pi0.5: 32 wide, horizon 50; it adds 1e-6 to the range and computes its own quantiles.
+OPENPI = PolicyNeeds(name="openpi", reads_stats_json=False, span_added=1e-6)
+
+
 @dataclass(frozen=True)
 class Case:
     """What a check is given: the evidence on disk, and what it is judged for."""
@@ -124,7 +128,7 @@ class Check:
     """A registered check.
 
     Attributes:
-        needs: `policy` and `deep` where it runs only when asked for.
+        needs: `policy`, `openpi` and `deep` where it runs only when asked for.
     """
 
     name: str

@@ -17,5 +17,6 @@ from stack.audit.checks import (  # noqa: F401, I001  (the order is the order of
     quantiles,
     policy,
     scale,
+    openpi,
     deep,
 )

@@ -17,7 +17,7 @@ GLOBAL = kind(
     "warning",
     "time",
     title="timestamps run on over all episodes instead of starting at 0 in each",
-    consequence="v2.x loaders look for the picture far behind the video's end; converters add the offset twice",
+    consequence="v2.x loaders look for the picture far behind the video's end",
     mend="in the dataset manifest under the source: `decide: {timestamps: restamp}`",
 )
 MIXED = kind(
@@ -35,8 +35,8 @@ DRIFT = kind(
     "warning",
     "time",
     title="the clock of the rows drifts away from frame_index / fps by a frame or more",
-    consequence="early frames find their picture, late ones another: the error grows with the episode's length",
-    mend="where each video has one frame a row: `decide: {timestamps: restamp}`; else correct fps in info.json",
+    consequence="early frames find their picture, late ones another: the error grows with its length",
+    mend="where each video has one frame a row: `decide: {timestamps: restamp}`; else correct fps",
 )
 DATE_FROM_S = 1e8  # three years: no episode lasts so long, so this is a date
 UNITS = ((1.0, "seconds"), (1e3, "milliseconds"), (1e6, "microseconds"), (1e9, "nanoseconds"))

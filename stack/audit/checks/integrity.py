@@ -1,4 +1,4 @@
-"""Files that should not be there, paths that lead elsewhere, and files that are not those that were written."""
+"""Files that should not be there, paths that lead elsewhere, files that are not those that were written."""
 
 from __future__ import annotations
 

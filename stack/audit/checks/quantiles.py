@@ -40,11 +40,16 @@ AVERAGED = kind(
     "note",
     "statistics",
     title="the stored quantiles are averages of the episodes' quantiles",
-    consequence="the average of quantiles is no quantile: the range is too narrow, most where episodes differ",
+    consequence="the average of quantiles is no quantile: the range is too narrow where episodes differ",
     mend=PREPARE,
 )
 ALLOWED_SPAN_FRAC = 0.02
 AVERAGED_SHARE = 0.8
+
+
+def _reads(case: Case) -> bool:
+    """Whether the policy that is judged for takes its quantiles from the dataset."""
+    return case.policy is not None and case.policy.reads_stats_json
 
 
 @check("quantiles there", MISSING)
@@ -69,7 +74,7 @@ def quantiles_there(case: Case) -> Iterator[Fault]:
             + ", ".join(absent[:6])
             + (", ..." if len(absent) > 6 else ""),
             where=Place(STATS_JSON if evidence.version != "v2.1" else "meta/episodes_stats.jsonl"),
-            severity="error" if evidence.is_v3 and case.policy else "warning",
+            severity="error" if evidence.is_v3 and _reads(case) else "warning",
             data={"features": absent},
         )
 
@@ -100,7 +105,7 @@ def quantiles_true(case: Case) -> Iterator[Fault]:
             f" {channel_name(feature, c)}: stored {q01[c]:.4g} to {q99[c]:.4g}, true {right[0]:.4g} to"
             f" {right[1]:.4g}; {np.mean(outside):.1%} of these channels' values lie outside, 2 % are right",
             where=Place(STATS_JSON, feature=name, channel=channel_name(feature, c)),
-            severity="error" if case.policy else "warning",
+            severity="error" if _reads(case) else "warning",
             data={"channels": [int(b) for b in bad], "outside_frac": float(np.mean(outside))},
         )
         averages = _averages(case, name, bad)

@@ -148,6 +148,9 @@ def demo(out: Path) -> None:
 @click.option("--max-seconds", type=click.FloatRange(0, min_open=True), help="Stop then, with what is known.")
 @click.option("--json", "json_to", metavar="FILE", help="Write the report as JSON; '-' for stdout.")
 @click.option("--html", "html_to", type=FILE, help="Write the report as one HTML page.")
+@click.option(
+    "--decisions", "decisions_to", type=FILE, help="Write the manifest that leaves out what must go."
+)
 def audit(
     datasets: tuple[Path, ...],
     deep: bool,
@@ -157,6 +160,7 @@ def audit(
     max_seconds: float | None,
     json_to: str | None,
     html_to: Path | None,
+    decisions_to: Path | None,
 ) -> None:
     """Find everything in DATASETS that would hurt a training; exit code 1 where there are errors.
 
@@ -172,7 +176,7 @@ def audit(
     needs = replace(needs, tokenizer=tokenizer)
     judged: dict[str, Any] = {"policy": needs if policy else None, "deep": deep, "max_seconds": max_seconds}
     if len(datasets) > 1:
-        _audit_several(datasets, judged, json_to, html_to)
+        _audit_several(datasets, judged, json_to, html_to, decisions_to)
     (dataset,) = datasets
     report = run_audit(dataset, log=_log, **judged)
     _write_json(report.to_json(), json_to)
@@ -180,14 +184,27 @@ def audit(
         from stack.audit.html import render as render_html
         from stack.files import write_text
 
-        write_text(html_to, render_html(report))
+        write_text(html_to, render_html(report, dataset))
+    _write_decisions([(report, dataset)], decisions_to)
     if json_to != "-":
         click.echo(render(report))
     raise click.exceptions.Exit(Exit.OK if report.ok else Exit.NOT_GOOD)
 
 
+def _write_decisions(entries: list[tuple[Any, Path]], to: Path | None) -> None:
+    if to is not None:
+        from stack.audit.decisions import fragment
+        from stack.files import write_text
+
+        write_text(to, fragment(entries, to))
+
+
 def _audit_several(
-    datasets: tuple[Path, ...], judged: dict[str, Any], json_to: str | None, html_to: Path | None
+    datasets: tuple[Path, ...],
+    judged: dict[str, Any],
+    json_to: str | None,
+    html_to: Path | None,
+    decisions_to: Path | None,
 ) -> NoReturn:
     """Each dataset's report, then what lies between them; a page for each where pages are wanted."""
     from stack.audit import audit_several
@@ -199,10 +216,12 @@ def _audit_several(
         from stack.audit.html import render as render_html
         from stack.files import write_text
 
-        for number, report in enumerate(several.reports.values()):
+        pairs = zip(datasets, several.reports.values(), strict=True)
+        for number, (dataset, report) in enumerate(pairs):
             page = html_to.with_name(f"{html_to.stem}-{number}-{report.facts.name}{html_to.suffix}")
-            write_text(page, render_html(report))
+            write_text(page, render_html(report, dataset, between=several.faults))
             click.echo(f"page of {report.facts.name}: {page}", err=True)
+    _write_decisions(list(zip(several.reports.values(), datasets, strict=True)), decisions_to)
     if json_to != "-":
         for report in several.reports.values():
             click.echo(render(report))

@@ -70,11 +70,15 @@ MENDED = frozenset(
         "video-size-differs",
         "camera-without-files",
         "key-frames-far-apart",
+        "totals-lie",
+        "splits-lie",
+        "template-does-not-resolve",
     }
 )
 LOOKED_AT_GROUPS = ("rows", "time", "video", "unchecked")
 MOST_FRAC = 0.5  # a delivery of which more than this must go is better sent back
 SHOWN = 3
+COMMENT_CHARACTERS = 240
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,8 @@ def _comments(decisions: Sequence[Decision]) -> Iterator[str]:
             why = "; ".join(f"{r.code} ({r.message})" for r in decision.reasons[:SHOWN])
             more = f"; and {len(decision.reasons) - SHOWN} more" if len(decision.reasons) > SHOWN else ""
             text = plain_line(f"{choice} {decision.episode}: {why}{more}")
-            yield textwrap.shorten(f"# {text}", 200, placeholder=" ...")
+            short = textwrap.shorten(text, COMMENT_CHARACTERS, placeholder=" ...")
+            yield from textwrap.wrap(short, 90, initial_indent="# ", subsequent_indent="#   ")
 
 
 def plain_line(text: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stack.audit import html_plots, html_summary
 from stack.audit.html_style import SCRIPT, STYLE
-from stack.audit.html_text import esc, plural, sentence
+from stack.audit.html_text import coded, esc, plural, sentence
 from stack.audit.report import AuditReport
 from stack.faults import SEVERITIES, Fault
 
@@ -15,11 +15,12 @@ PLACES_SHOWN = 3
 TASKS_SHOWN = 20
 
 
-def render(report: AuditReport, root: Path | None = None) -> str:
+def render(report: AuditReport, root: Path | None = None, *, between: tuple[Fault, ...] = ()) -> str:
     """A whole HTML document without outside references.
 
     Args:
         root: the dataset's folder, for pictures of the places; without it the page has none.
+        between: what lies between this dataset and others that it is to be merged with.
     """
     title = f"Audit of {report.facts.name}"
     return "\n".join(
@@ -32,6 +33,7 @@ def render(report: AuditReport, root: Path | None = None) -> str:
             *html_summary.manifest(report),
             *html_summary.episodes(report),
             *_faults(report.faults),
+            *_between(between),
             *_pictures(report, root),
             *html_plots.channels(report),
             *html_plots.section(report),
@@ -67,6 +69,15 @@ def _faults(faults: tuple[Fault, ...]) -> Iterator[str]:
     yield "</tbody></table>"
 
 
+def _between(faults: tuple[Fault, ...]) -> Iterator[str]:
+    if faults:
+        yield "<h2>Between the datasets</h2>"
+        yield '<table class="faults"><thead><tr><th>Severity</th><th>Difference</th>'
+        yield "<th>What it does, and how to settle it</th></tr></thead><tbody>"
+        yield from (_fault(fault, set()) for fault in faults)
+        yield "</tbody></table>"
+
+
 def _fault(fault: Fault, shown: set[str]) -> str:
     mend, _, yaml = fault.mend.partition("\n")
     if yaml and yaml in shown:
@@ -80,7 +91,7 @@ def _fault(fault: Fault, shown: set[str]) -> str:
     return (
         f'<tr data-severity="{fault.severity}"><td class="tag {fault.severity}">{fault.severity}</td>'
         f"<td><p><code>{esc(fault.code)}</code>{times}</p><p>{_lines(fault.message)}</p>{where}{more}</td>"
-        f"<td><p>{esc(sentence(fault.consequence))}</p><p><b>Mend:</b> {esc(mend)}</p>{block}</td></tr>"
+        f"<td><p>{coded(sentence(fault.consequence))}</p><p><b>Mend:</b> {coded(mend)}</p>{block}</td></tr>"
     )
 
 
@@ -122,7 +133,8 @@ def _coverage(report: AuditReport) -> Iterator[str]:
     yield "; ".join(esc(item.title) for item in report.ran) + ".</p>"
     if report.measures.decoded:
         pictures, seconds = report.measures.decoded
-        yield f"<p>Every picture was decoded: {pictures:,} in {seconds:.1f} s, {pictures / seconds:.0f} a second.</p>"
+        rate = pictures / max(seconds, 1e-6)
+        yield f"<p>Every picture was decoded: {pictures:,} in {seconds:.1f} s, {rate:.0f} a second.</p>"
     yield "<h2>What was not checked</h2>"
     if not report.not_run:
         yield "<p>Every check ran.</p>"

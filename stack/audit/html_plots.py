@@ -12,6 +12,7 @@ from stack.audit.report import AuditReport
 
 TOLERANCE_S = 1e-4  # lerobot's tolerance_s
 CLOSE_FRAMES = 0.01
+OPEN_CHANNELS = 64
 
 
 def section(report: AuditReport) -> Iterator[str]:
@@ -68,8 +69,9 @@ def pictures(found: Sequence[Strip], left_out: int) -> Iterator[str]:
     yield '<div class="strips">'
     for strip in found:
         fault = strip.fault
-        yield f'<div class="strip"><p><code class="{fault.severity}">{esc(fault.code)}</code> '
-        yield f'<span class="dim">{esc(strip.place)}</span></p><div class="row">'
+        wide = max(248 * len(strip.pictures), 300)
+        yield f'<div class="strip" style="width: {wide}px"><p><code class="{fault.severity}">'
+        yield f'{esc(fault.code)}</code> <span class="dim">{esc(strip.place)}</span></p><div class="row">'
         for picture in strip.pictures:
             said = f"{picture.camera}, episode {picture.episode}, frame {picture.frame}"
             short = f"episode {picture.episode}, frame {picture.frame}"
@@ -89,11 +91,11 @@ def channels(report: AuditReport) -> Iterator[str]:
         return
     needs = report.policy
     yield f"<h2>Channels as {esc(needs.name)} sees them</h2>"
-    yield '<p class="dim">Normalised: y = 2 (x &minus; q01) / (q99 &minus; q01) &minus; 1, not clipped; the band '
-    yield f"is [&minus;1, 1], the scale logarithmic. Actions beyond |y| = {needs.max_magnitude:g} are errors, "
-    yield f"beyond {needs.warn_magnitude:g} warnings: an action goes into the loss as it is. A state is put into "
-    yield "one of 256 bins, and what lies outside the band is cut off without a message. q01 and q99 are those "
-    yield f"of {esc(report.channels[0].source)}.</p>"
+    yield '<p class="dim">Normalised: y = 2 (x &minus; q01) / (q99 &minus; q01) &minus; 1, not clipped; the '
+    yield "band is [&minus;1, 1], the scale logarithmic. Actions beyond |y| = "
+    yield f"{needs.max_magnitude:g} are errors, beyond {needs.warn_magnitude:g} warnings: an action goes "
+    yield "into the loss as it is. A state is put into one of 256 bins, and what lies outside the band is cut "
+    yield f"off without a message. q01 and q99 are those of {esc(report.channels[0].source)}.</p>"
     for name in dict.fromkeys(channel.feature for channel in report.channels):
         own = [channel for channel in report.channels if channel.feature == name]
         yield f"<h3>{esc(name)}, {plural(len(own), 'channel')}</h3>"
@@ -103,7 +105,8 @@ def channels(report: AuditReport) -> Iterator[str]:
 
 def _table(found: Sequence[Channel], limit: float) -> Iterator[str]:
     heads = ("q01", "q99", "min", "max", "largest |y|", "outside &plusmn;1", "loss")
-    yield f"<details{' open' if len(found) <= 40 else ''}><summary>All {len(found)} channels in figures</summary>"
+    is_open = " open" if len(found) <= OPEN_CHANNELS else ""
+    yield f"<details{is_open}><summary>All {len(found)} channels in figures</summary>"
     yield '<p class="dim">Loss: what the channel alone adds to the mean loss of the worst sample; a healthy '
     yield "training starts at about 1 to 2 in all.</p>"
     yield '<div class="scroll"><table><thead><tr><th>Feature</th><th>Channel</th>'

@@ -47,15 +47,16 @@ svg text.small { font-size: 10.5px; } svg text.head { fill: var(--ink); font-siz
 .grid { stroke: #e3e8ed; } .band { fill: #dcefe3; } .bar { fill: var(--bar); } .faint { fill: #aab4be; }
 .bar-error, .ep-drop { fill: var(--error); } .bar-warning, .ep-look { fill: #d69a1a; }
 .ep-use { fill: var(--bar); } .limit { stroke: var(--error); stroke-dasharray: 5 4; }
-svg text.limit-text { fill: var(--error); }
+svg text.limit-text { fill: var(--error); paint-order: stroke; stroke: #fff; stroke-width: 4px; }
 polyline { fill: none; stroke-width: 1.6; } .curve0 { stroke: #b3261e; } .curve1 { stroke: #365f8c; }
 .curve2 { stroke: #1d6b3f; } svg text.key0 { fill: #b3261e; } svg text.key1 { fill: #365f8c; }
 svg text.key2 { fill: #1d6b3f; }
 .strips { display: flex; flex-wrap: wrap; gap: 1.2rem 1.6rem; }
-.strip { max-width: 100%; } .strip .row { display: flex; flex-wrap: wrap; gap: .35rem; }
+.strip { max-width: 100%; } .strip p { overflow-wrap: anywhere; }
+.strip .row { display: flex; flex-wrap: wrap; gap: .35rem; }
 figure { margin: 0; } figcaption { font-size: 12px; color: var(--dim); max-width: 240px; }
 figure img { display: block; max-width: 240px; min-width: 96px; height: auto; background: #000; }
-.strip p { margin: 0 0 .25rem; max-width: 46rem; }
+.strip p { margin: 0 0 .25rem; line-height: 1.35; }
 @media (max-width: 52rem) { .brief { grid-template-columns: 1fr; } }
 @media print {
   @page { margin: 14mm; }
@@ -67,7 +68,7 @@ figure img { display: block; max-width: 240px; min-width: 96px; height: auto; ba
 }
 """
 
-# The controls are made by the script, so that a reader without scripts sees the whole table and no dead knobs.
+# The controls are made by the script: a reader without scripts sees the whole table and no dead knobs.
 SCRIPT = """
 (function () {
   var table = document.getElementById("faults");

@@ -1,11 +1,11 @@
-"""The page's first screen: the verdict, what the faults would have cost, what to do next; and the episodes."""
+"""The page's first screen: verdict, what the faults would have cost, what to do next; and the episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from stack.audit.decisions import DROP, MENDED, MOST_FRAC, chosen, in_ranges, manifest_text, source_lines
-from stack.audit.html_text import esc, plural, sentence
+from stack.audit.html_text import coded, esc, plural, sentence
 from stack.audit.kinds import KINDS
 from stack.audit.report import AuditReport
 from stack.faults import Fault
@@ -13,7 +13,15 @@ from stack.faults import Fault
 COSTS = 6
 REASONS = 3
 EPISODES_SHOWN = 200
-SLICED = frozenset({"state-too-wide", "action-too-wide", "channel-extreme-scale", "channel-rare-binary"})
+SLICED = frozenset(
+    {
+        "state-too-wide",
+        "action-too-wide",
+        "channel-extreme-scale",
+        "channel-rare-binary",
+        "prompt-too-long",
+    }
+)
 LISTED = frozenset({"extra-policy-feature", "policy-feature-missing"})
 
 
@@ -21,7 +29,8 @@ def summary(report: AuditReport) -> Iterator[str]:
     facts, counts = report.facts, report.counts
     fps = f"{facts.fps:g} fps" if facts.fps else "fps unknown"
     minutes = f", {facts.frames / facts.fps / 60:.1f} min" if facts.fps else ""
-    yield f'<div class="dim">{esc(facts.version or "unknown layout")} · {plural(facts.episodes, "episode")} · '
+    yield f'<div class="dim">{esc(facts.version or "unknown layout")} · '
+    yield f"{plural(facts.episodes, 'episode')} · "
     yield f"{plural(facts.frames, 'frame')} ({fps}{minutes}) · {plural(len(facts.cameras), 'camera')} · "
     yield f"{facts.bytes / 1e6:,.1f} MB</div>"
     verdict = sentence(report.verdict())
@@ -56,7 +65,7 @@ def _costs(report: AuditReport) -> Iterator[str]:
     for fault in list(first.values())[:COSTS]:
         kind = KINDS.get(fault.code)
         title = kind.title if kind else fault.code
-        yield f"<li><b>{esc(sentence(title))}</b> {esc(sentence(fault.consequence))}</li>"
+        yield f"<li><b>{esc(sentence(title))}</b> {coded(sentence(fault.consequence))}</li>"
     yield "</ul>"
     if len(first) > COSTS:
         yield f"<p>And {plural(len(first) - COSTS, 'kind')} of error more, below.</p>"
@@ -101,7 +110,7 @@ def steps(report: AuditReport) -> list[str]:
         left -= prepared
     for code in sorted(left):
         mend = next(fault.mend for fault in serious if fault.code == code).partition("\n")[0].rstrip(":")
-        found.append(f"{esc(sentence(mend))} {_named({code})}")
+        found.append(f"{coded(sentence(mend))} {_named({code})}")
     if not serious:
         return ["Train on it."]
     return [*found, "Audit again what <code>stack prepare</code> wrote, before it goes to a training."]
@@ -133,7 +142,8 @@ def episodes(report: AuditReport) -> Iterator[str]:
     odd = [*chosen(report.decisions, "drop"), *chosen(report.decisions, "look")]
     used = [decision.episode for decision in chosen(report.decisions, "use")]
     if odd:
-        yield '<table class="episodes"><thead><tr><th>Episode</th><th>Decision</th><th>Why</th></tr></thead><tbody>'
+        yield '<table class="episodes"><thead><tr><th>Episode</th><th>Decision</th>'
+        yield "<th>Why</th></tr></thead><tbody>"
         for decision in odd[:EPISODES_SHOWN]:
             why = "".join(
                 f"<p><code>{esc(reason.code)}</code> {esc(reason.message)}</p>"

@@ -19,6 +19,14 @@ def esc(text: object) -> str:
     return escape("".join(_shown(ch) for ch in said), quote=True)
 
 
+def coded(text: object) -> str:
+    """Like `esc`, with what stands between backticks as code."""
+    parts = esc(text).split("`")
+    if len(parts) % 2 == 0:  # one backtick without a partner: a name may hold one
+        return "`".join(parts)
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+
+
 def _shown(ch: str) -> str:
     if ch in "\n\t" or ch.isprintable():
         return ch

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stack.audit.kinds import KINDS
 from stack.audit.measures import ClipAt
 from stack.audit.report import AuditReport
 from stack.errors import StackError
@@ -22,6 +23,8 @@ MOST = 36
 MOST_BYTES = 1_500_000
 PLACES = 2  # of a fault: the first ones are the first or the worst, as its check sorts them
 # Around the place: the last good picture, the place itself, and one further on.
+SHOWN_GROUPS = ("rows", "time", "video")
+SHOWN_CODES = frozenset({"channel-extreme-scale", "channel-rare-binary"})
 NEIGHBOURS = {
     "video-frozen": (-2, 0, 10),
     "video-black": (-1, 0, 2),
@@ -81,7 +84,12 @@ def _places(report: AuditReport) -> Iterator[tuple[Fault, Place]]:
         for severity in SEVERITIES[:2]:
             for fault in report.faults:
                 places = [p for p in (fault.places or (fault.where,)) if p.episode is not None]
-                if fault.severity == severity and turn < len(places) and places[turn].episode is not None:
+                if (
+                    fault.severity == severity
+                    and _shows(fault)
+                    and turn < len(places)
+                    and places[turn].episode is not None
+                ):
                     place = places[turn]
                     key = (place.episode or 0, place.frame)
                     if key not in seen or fault.code in NEIGHBOURS:
@@ -89,8 +97,14 @@ def _places(report: AuditReport) -> Iterator[tuple[Fault, Place]]:
                         yield fault, place
 
 
+def _shows(fault: Fault) -> bool:
+    """Whether a picture says anything about it."""
+    kind = KINDS.get(fault.code)
+    return fault.code in SHOWN_CODES or (kind is not None and kind.group in SHOWN_GROUPS)
+
+
 def _wanted(report: AuditReport, fault: Fault, place: Place) -> list[tuple[str, int, int, ClipAt, int]]:
-    """(camera, episode, frame in it, clip, frame in the file) of what to show; empty where there is no video."""
+    """(camera, episode, frame in it, clip, frame in the file) of what to show; empty without a video."""
     clips = report.measures.clips
     cameras = (
         [place.feature] if place.feature in clips else [c for c in clips if place.episode in clips[c]][:1]

@@ -18,6 +18,7 @@ from stack.audit.kinds import PolicyNeeds
 from stack.audit.measures import ClockCurve
 
 WIDTH, LEFT, RIGHT, TOP = 1080, 64, 12, 14
+NAMED_CHANNELS = 24
 KEY_EDGES = (1, 2, 6, 13, 31, 61, 121, 241)
 Scale = Callable[[float], float]
 
@@ -117,11 +118,19 @@ def _fields(channels: Sequence[Channel], step: float, base: float) -> Iterable[s
         short = field.split("/", 1)[-1] if field.count("/") > 1 else field
         row = number % 2
         if short and x > until[row]:
-            yield _text(x + 2, base + 15 + 14 * row, short, kind="small")
+            wide = 6.2 * len(short)
+            yield _text(min(x + 2, WIDTH - wide), base + 15 + 14 * row, short, kind="small")
             until[row] = x + 6.2 * len(short)
         at += count
     if not any(c.field for c in channels):
         last = len(channels) - 1
+        if len(channels) <= NAMED_CHANNELS:
+            for number, channel in enumerate(channels):
+                name = channel.name.rpartition(" [")[0] or str(number)
+                room = int(step / 6.4)
+                short = name if len(name) <= room else name[: max(1, room - 1)] + "…"
+                yield _text(LEFT + step * (number + 0.5), base + 16, short, "middle", "small")
+            return
         for number in sorted({0, last // 4, last // 2, 3 * last // 4, last}):
             yield _text(LEFT + step * (number + 0.5), base + 16, str(number), "middle")
 

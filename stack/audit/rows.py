@@ -137,6 +137,8 @@ def load_rows(evidence: Evidence) -> Rows:
             twice = sorted({name for name in names if names.count(name) > 1})
             wanted = [n for n in names if n not in twice and _is_light(schema.field(n).type)]
             table = parquet.read(columns=wanted)
+            # A damaged page can give offsets beyond the values, at which a later look would crash.
+            table.validate(full=True)
         except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more on damaged files
             unread.append(relative)
             evidence.problems.append(evidence.explain(relative, error))

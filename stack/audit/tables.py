@@ -68,7 +68,10 @@ def read_parquet(evidence: Evidence, relative: str) -> pa.Table | None:
     if not evidence.files.get(relative):
         return None
     try:
-        return pq.ParquetFile(evidence.root / relative).read()
+        table = pq.ParquetFile(evidence.root / relative).read()
+        # A damaged page can give offsets beyond the values, at which a later look would crash.
+        table.validate(full=True)
+        return table
     except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more on damaged files
         evidence.problems.append(classify_file(evidence.root, relative, error))
         return None

@@ -70,8 +70,9 @@ def pictures(found: Sequence[Strip], left_out: int) -> Iterator[str]:
     for strip in found:
         fault = strip.fault
         wide = max(248 * len(strip.pictures), 300)
+        said = " ".join(part for part in (strip.place.feature, strip.place.channel) if part)
         yield f'<div class="strip" style="width: {wide}px"><p><code class="{fault.severity}">'
-        yield f'{esc(fault.code)}</code> <span class="dim">{esc(strip.place)}</span></p><div class="row">'
+        yield f'{esc(fault.code)}</code> <span class="dim">{esc(said)}</span></p><div class="row">'
         for picture in strip.pictures:
             said = f"{picture.camera}, episode {picture.episode}, frame {picture.frame}"
             short = f"episode {picture.episode}, frame {picture.frame}"

@@ -176,6 +176,16 @@ def test_another_episodes_file_under_an_episodes_name_is_found(v21: Path) -> Non
     fault = one(audited(v21), "video-repeated")
     assert fault.where == Place(hand(v21, 2).relative_to(v21).as_posix(), 2, 0, HAND)
     assert (fault.count, fault.data["of"]) == (64, [HAND, 1, 0])
+    assert [place.episode for place in fault.places] == [2, 1]  # both fit their rows: look at both
+
+
+def test_the_copy_is_told_from_the_original_by_its_length(v21: Path) -> None:
+    """The check meets episode 1 first; only episode 0's video is not as long as its rows."""
+    shutil.copyfile(hand(v21, 1), hand(v21, 0))
+    report = audit(v21, deep=True)
+    (fault,) = report.of("video-repeated")
+    assert [place.episode for place in fault.places] == [0] and fault.data["of"][:2] == [HAND, 1]
+    assert [d.choice for d in report.decisions] == ["drop", "use", "use", "use"]
 
 
 def test_one_camera_under_two_names_is_found(v21: Path) -> None:

@@ -187,13 +187,14 @@ def _flags(frames: int, numbers: tuple[int, ...]) -> NDArray[np.bool_]:
 
 def _across_clips(case: Case) -> Iterator[Fault]:
     for copy in copies(decoded(case)):
+        here, there = copy.here, copy.there
         yield REPEATED.fault(
-            f"{copy.frames} pictures of {copy.camera}, episode {copy.episode}, from frame {copy.frame} on"
-            f" are bit for bit those of {copy.of_camera}, episode {copy.of_episode}, from frame"
-            f" {copy.of_frame} on",
-            where=Place(copy.file, copy.episode, copy.frame, copy.camera),
+            f"{copy.frames} pictures of {here.feature}, episode {here.episode}, from frame {here.frame} on"
+            f" are bit for bit those of {there.feature}, episode {there.episode}, from frame"
+            f" {there.frame} on" + (", whose video fits its rows" if copy.is_told else ""),
+            places=(here,) if copy.is_told else (here, there),
             count=copy.frames,
-            data={"frames": copy.frames, "of": [copy.of_camera, copy.of_episode, copy.of_frame]},
+            data={"frames": copy.frames, "of": [there.feature, there.episode, there.frame]},
         )
 
 

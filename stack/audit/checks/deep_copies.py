@@ -10,23 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.checks.deep_files import Decoded
-from stack.audit.checks.deep_scan import LEAST_FRAMES, runs_of
+from stack.audit.checks.deep_scan import LEAST_FRAMES, Clip, runs_of
+from stack.faults import Place
 
 DISTINCT_LEAST = 3  # a still scene may look the same in two takes; one in motion does not
 
 
 @dataclass(frozen=True)
 class Copy:
-    """`frames` pictures from `frame` of an episode on, and where they are found first."""
+    """`frames` pictures that two clips share: `here` is the one under suspicion, the later where none is.
 
-    file: str
-    camera: str
-    episode: int
-    frame: int
+    A clip whose file is not as long as its rows has been given another one's file.
+    """
+
+    here: Place
+    there: Place
     frames: int
-    of_camera: str
-    of_episode: int
-    of_frame: int
+    is_told: bool  # which of the two it is
 
 
 def copies(found: Decoded) -> Iterator[Copy]:
@@ -47,17 +47,21 @@ def copies(found: Decoded) -> Iterator[Copy]:
     for start, stop in _runs(elsewhere, goes_on):
         if stop - start < LEAST_FRAMES or len(np.unique(digests[start:stop])) < DISTINCT_LEAST:
             continue
-        (file, clip), (of_file, of_clip) = files[owner[start]], files[owner[source[start]]]
-        yield Copy(
-            file=file,
-            camera=found.cameras[file],
-            episode=clip[0],
-            frame=int(start - starts[owner[start]]),
-            frames=int(stop - start),
-            of_camera=found.cameras[of_file],
-            of_episode=of_clip[0],
-            of_frame=int(source[start] - starts[owner[source[start]]]),
-        )
+        ends = [(owner[start], start), (owner[source[start]], source[start])]
+        places = [_place(found, files[own], int(at - starts[own])) for own, at in ends]
+        odd = [not _fits(found, files[own][0]) for own, _ in ends]
+        if odd == [False, True]:
+            places.reverse()
+        yield Copy(places[0], places[1], int(stop - start), is_told=odd[0] != odd[1])
+
+
+def _place(found: Decoded, of: tuple[str, Clip], frame: int) -> Place:
+    file, (episode, _, _) = of
+    return Place(file, episode, frame, found.cameras[file])
+
+
+def _fits(found: Decoded, file: str) -> bool:
+    return found.scans[file].frames == sum(count for _, _, count in found.clips[file])
 
 
 def _runs(flags: NDArray[np.bool_], goes_on: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

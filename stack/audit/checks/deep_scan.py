@@ -176,7 +176,9 @@ def to_blocks(plane: NDArray[np.uint8], side: int) -> Blocks:
     sums: NDArray[Any] = plane
     counts: list[NDArray[Any]] = []
     for axis, size in enumerate(plane.shape):
-        edges = np.unique(np.linspace(0, size, max(1, min(side, size // BLOCK_LEAST_PIXELS)) + 1).astype(np.int64))
+        edges = np.unique(
+            np.linspace(0, size, max(1, min(side, size // BLOCK_LEAST_PIXELS)) + 1).astype(np.int64)
+        )
         sums = np.add.reduceat(sums, edges[:-1], axis=axis, dtype=np.uint32)
         counts.append(np.diff(edges))
     return (sums / np.outer(counts[0], counts[1])).astype(np.float32)

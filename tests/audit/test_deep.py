@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -295,6 +296,25 @@ def test_real_recordings_are_decoded_whole_and_not_accused(real_datasets: Path) 
     report: AuditReport = audit(root, deep=True, log=said.append)
     assert not [f for f in report.faults if f.code in DEEP]
     assert any("2096 of 2096 pictures decoded" in line and "a second" in line for line in said)
+
+
+def test_a_scan_breaks_off_where_it_is_told_to(v21: Path, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    job = Job(hand(v21, 3), "x", FPS, ((3, 0, 80),), stop)
+    assert scan(job).decoded == 80
+    stop.touch()
+    assert scan(job).decoded == 0
+
+
+def test_time_that_is_up_ends_the_decoding(real_datasets: Path) -> None:
+    root = real_datasets / "cr5_tcp_v21"
+    if not root.is_dir():
+        pytest.skip("cr5_tcp_v21 is not there")
+    started = time.monotonic()
+    report = audit(root, deep=True, max_seconds=3)
+    assert time.monotonic() - started < 3 + 5
+    assert report.of("unchecked-time-up") and not report.ok
+    assert {item.name for item in report.not_run} >= {"pictures", "frozen-pictures", "clip-borders"}
 
 
 def test_blocks_are_means(scene: Pictures) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from stack.audit.checks.deep_scan import Clip, Job, Scan, scan
 from stack.audit.clips import ClipSpan
@@ -41,22 +43,28 @@ def _decode(case: Case) -> Decoded:
     evidence = case.evidence
     clips, cameras = _clips(case)
     fps = evidence.fps or 30.0
-    jobs = [Job(evidence.root / file, file, fps, clips[file]) for file in clips]
-    # The longest first: the last process to finish is then not one that began with hours of video.
-    jobs.sort(key=lambda job: -evidence.videos[job.name].frames)
     total = sum(evidence.videos[file].frames for file in clips)
     scans: dict[str, Scan] = {}
     started = told = time.monotonic()
     pictures = 0
-    with open_pool(None) as pool:
-        for found in pool.map(scan, jobs):
-            scans[found.name] = found
-            pictures += found.decoded
-            now = time.monotonic()
-            if now - told >= TOLD_EVERY_S or len(scans) == len(jobs):
-                told = now
-                rate = pictures / max(now - started, 1e-6)
-                case.log(f"audit: {pictures} of {total} pictures decoded, {rate:.0f} a second")
+    # The folder outlives the pool, whose workers look into it.
+    with TemporaryDirectory(prefix="stack-audit-") as folder, open_pool(None) as pool:
+        stop = Path(folder, "stop")
+        jobs = [Job(evidence.root / file, file, fps, clips[file], stop) for file in clips]
+        # The longest first: the last process to finish is then not one that began with hours of video.
+        jobs.sort(key=lambda job: -evidence.videos[job.name].frames)
+        try:
+            for found in pool.map(scan, jobs):
+                scans[found.name] = found
+                pictures += found.decoded
+                now = time.monotonic()
+                if now - told >= TOLD_EVERY_S or len(scans) == len(jobs):
+                    told = now
+                    rate = pictures / max(now - started, 1e-6)
+                    case.log(f"audit: {pictures} of {total} pictures decoded, {rate:.0f} a second")
+        except BaseException:  # time is up, or Ctrl-C
+            stop.touch()
+            raise
     return Decoded(scans, clips, cameras, pictures, time.monotonic() - started)
 
 

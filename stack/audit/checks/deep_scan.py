@@ -33,6 +33,7 @@ LAG_MAX_FRAMES = 10_000
 CUT_LEVELS = 3.0  # mean change over all blocks between the pictures of two scenes
 CUT_RATIO = 3.0
 CUT_WINDOW_FRAMES = 3
+LOOKS_EVERY = 16
 
 Blocks = NDArray[np.floating[Any]]
 Clip = tuple[int, int, int]  # episode, first frame in the file, frames
@@ -40,12 +41,17 @@ Clip = tuple[int, int, int]  # episode, first frame in the file, frames
 
 @dataclass(frozen=True)
 class Job:
-    """A file to scan, with its clips in ascending order."""
+    """A file to scan, with its clips in ascending order.
+
+    Attributes:
+        stop: where this file appears, the scan breaks off: a process pool cannot end what has begun.
+    """
 
     file: Path
     name: str
     fps: float
     clips: tuple[Clip, ...]
+    stop: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class Scan:
 def scan(job: Job) -> Scan:
     """Decode every picture of a file; what cannot be decoded is listed, never raised."""
     try:
-        frames, why, pictures = _pictures(job.file)
+        frames, why, pictures = _pictures(job.file, job.stop)
     except StackError as error:
         frames, why, pictures = 0, error.what, {}
     digests = np.zeros(frames, np.uint64)
@@ -142,7 +148,7 @@ class _Picture:
     is_flat: bool
 
 
-def _pictures(file: Path) -> tuple[int, str, dict[int, _Picture]]:
+def _pictures(file: Path, stop: Path | None) -> tuple[int, str, dict[int, _Picture]]:
     """(frames in the file, why some are lost, picture by presentation number)."""
     from stack.dataset.video_decode import decode_planes
     from stack.dataset.video_index import index_video
@@ -150,6 +156,8 @@ def _pictures(file: Path) -> tuple[int, str, dict[int, _Picture]]:
     frames, why = index_video(file).info.frames, ""
     found: dict[int, _Picture] = {}
     for frame, planes in decode_planes(file):
+        if stop is not None and len(found) % LOOKS_EVERY == 0 and stop.exists():
+            break
         if isinstance(planes, str):
             why = why or planes
         else:

@@ -60,7 +60,8 @@ figure img { display: block; max-width: 240px; min-width: 96px; height: auto; ba
 @media (max-width: 52rem) { .brief { grid-template-columns: 1fr; } }
 @media print {
   @page { margin: 14mm; }
-  th { position: static; } body { padding: 0; max-width: none; font-size: 11px; }
+  html { font-size: 12px; } body { padding: 0; max-width: none; font-size: 11px; }
+  th { position: static; } code, pre, figcaption { font-size: 9.5px; } .tile { min-width: 0; }
   .filter { display: none; } h2, h3 { break-after: avoid; }
   tr, figure, svg, .strip, .tile { break-inside: avoid; }
   pre { white-space: pre-wrap; } .scroll { overflow: visible; }

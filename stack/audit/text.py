@@ -90,7 +90,9 @@ def _decisions(report: AuditReport) -> list[str]:
         said = f"{decision.episode}: {first.code}, {plain_line(first.message)}{more}"
         lines += _wrapped(f"{decision.choice} ", said)
     if len(odd) > DECISIONS_SHOWN:
-        lines.append(f"    and {len(odd) - DECISIONS_SHOWN} more; --json, --html and --decisions have them all")
+        lines.append(
+            f"    and {len(odd) - DECISIONS_SHOWN} more; --json, --html and --decisions have them all"
+        )
     if wanted := source_lines(report):
         lines += ["  in the dataset manifest, under the source:", *(f"      {line}" for line in wanted)]
     return [*lines, ""]
@@ -109,5 +111,8 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _coverage(report: AuditReport) -> list[str]:
     lines = [f"checked: {len(report.ran)} checks in {report.seconds:.1f} s"]
+    if report.measures.decoded:
+        pictures, seconds = report.measures.decoded
+        lines.append(f"decoded: {pictures} pictures, {pictures / max(seconds, 1e-6):.0f} a second")
     lines += [f"not checked: {item.title}: {item.why}" for item in report.not_run]
     return lines

@@ -71,6 +71,10 @@ def _info_changes(evidence: Evidence) -> Iterator[tuple[str, str, Callable[[Info
         nested = isinstance(raw, list) and any(isinstance(item, list) for item in raw)
         if nested and names is not None and len(feature.shape) == 1 and len(names) == feature.shape[0]:
             yield "names-do-not-fit", f"{name}: names from a list of lists to one list", _names(name, names)
+        if feature.is_camera and len(feature.shape) == 3 and (names is None or len(names) != 3):
+            first = feature.shape[0] in (1, 3, 4) and feature.shape[2] not in (1, 3, 4)
+            axes = ["channels", "height", "width"] if first else ["height", "width", "channels"]
+            yield "names-do-not-fit", f"{name}: names {raw} become the axes {axes}", _names(name, axes)
         if feature.dtype == "video":
             yield from _video_entry(evidence, name)
 

@@ -132,6 +132,7 @@ V30: dict[str, tuple[str, Change]] = {
     "no-quantiles": ("stats-quantiles-missing", in_json(STATS, lambda s: s["action"].pop("q01"))),
     "nan": ("stats-not-finite", in_json(STATS, lambda s: s["action"].update(std=[float("nan")] * 6))),
     "no-camera-stats": ("stats-missing", in_json(STATS, lambda s: s.pop(HAND))),
+    "camera-names": ("names-do-not-fit", in_json(INFO, lambda i: i["features"][HAND].update(names=None))),
     "range": ("rows-range-wrong", in_column(TABLE, "dataset_from_index", replaced(2, 7))),
     "file-index": ("data-file-index-wrong", in_column(TABLE, "data/file_index", replaced(2, 0))),
     "clip": ("clip-times-wrong", in_column(TABLE, f"videos/{HAND}/to_timestamp", replaced(1, 11.9))),

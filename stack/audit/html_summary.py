@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stack.audit.decisions import DROP, MENDED, MOST_FRAC, chosen, in_ranges, manifest_text, source_lines
+from stack.audit.decisions import (
+    DROP,
+    MENDED,
+    MOST_FRAC,
+    Choice,
+    chosen,
+    in_ranges,
+    manifest_text,
+    source_lines,
+)
 from stack.audit.html_text import coded, esc, plural, sentence
 from stack.audit.kinds import KINDS
 from stack.audit.report import AuditReport
@@ -43,9 +52,15 @@ def summary(report: AuditReport) -> Iterator[str]:
     ):
         yield f'<div class="tile"><b class="{word}">{number}</b>{word if number == 1 else word + "s"}</div>'
     if report.decisions:
-        for choice, said in (("use", "to use"), ("look", "to look at"), ("drop", "to leave out")):
-            number = len(chosen(report.decisions, choice))  # type: ignore[arg-type]
-            yield f'<div class="tile"><b class="{choice}">{number}</b>episodes {said}</div>'
+        tiles: tuple[tuple[Choice, str], ...] = (
+            ("use", "to use"),
+            ("look", "to look at"),
+            ("drop", "to leave out"),
+        )
+        for choice, said in tiles:
+            number = len(chosen(report.decisions, choice))
+            word = "episode" if number == 1 else "episodes"
+            yield f'<div class="tile"><b class="{choice}">{number}</b>{word} {said}</div>'
     yield '</div><div class="brief"><div><h3>What it would have cost</h3>'
     yield from _costs(report)
     yield "</div><div><h3>What to do next</h3><ol>"
@@ -82,10 +97,9 @@ def steps(report: AuditReport) -> list[str]:
         text = f"Leave out {plural(len(own), 'episode')} of {len(report.decisions)} ({in_ranges(own)})"
         if len(own) > MOST_FRAC * len(report.decisions):
             text += "; with so many, better ask for a new delivery"
-        found.append(
-            f"{esc(text)}: <code>exclude_episodes: [{esc(in_ranges(own))}]</code>. {_named(left & DROP)}"
-        )
-        left -= DROP
+        codes = left & _only_in_episodes(report)
+        found.append(f"{esc(text)}: <code>exclude_episodes: [{esc(in_ranges(own))}]</code>. {_named(codes)}")
+        left -= codes
     if looked:
         own = [decision.episode for decision in looked]
         codes = {r.code for d in looked for r in d.reasons} & left
@@ -114,6 +128,17 @@ def steps(report: AuditReport) -> list[str]:
     if not serious:
         return ["Train on it."]
     return [*found, "Audit again what <code>stack prepare</code> wrote, before it goes to a training."]
+
+
+def _only_in_episodes(report: AuditReport) -> set[str]:
+    """Codes that go with the dropped episodes: none of their places is a file of the whole dataset."""
+    codes = {reason.code for decision in chosen(report.decisions, "drop") for reason in decision.reasons}
+    of_all = {
+        fault.code
+        for fault in report.faults
+        if any((place.file or "").startswith("meta/") for place in (fault.places or (fault.where,)))
+    }
+    return (codes & DROP) - of_all
 
 
 def _named(codes: set[str], before: str = "Mends ") -> str:

@@ -118,6 +118,19 @@ def test_every_error_and_warning_is_in_a_step(
             assert fault.severity == "note" or fault.code in steps, (report.facts.name, fault.code)
 
 
+def test_leaving_out_an_episode_is_not_said_to_mend_the_metadata(copy_good: Callable[[str], Path]) -> None:
+    root = copy_good("v2.1")
+    (root / f"videos/chunk-000/{HAND}/episode_000002.mp4").write_bytes(b"")
+
+    def first_step() -> str:
+        steps = Page(render(audit(root))).by_heading["What to do next"]
+        return steps.partition("Leave out 1 episode of 4 (2)")[2].partition("Run stack prepare")[0]
+
+    assert "file-empty" in first_step()
+    (root / "meta/episodes_stats.jsonl").write_bytes(b"")
+    assert "Mends" in first_step() and "file-empty" not in first_step()
+
+
 def test_what_did_not_run_is_said(demo: tuple[AuditReport, Path], demo_page: tuple[str, Page]) -> None:
     said = demo_page[1].by_heading["What was not checked"]
     assert demo[0].not_run

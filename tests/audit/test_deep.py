@@ -312,7 +312,7 @@ def test_time_that_is_up_ends_the_decoding(real_datasets: Path) -> None:
         pytest.skip("cr5_tcp_v21 is not there")
     started = time.monotonic()
     report = audit(root, deep=True, max_seconds=3)
-    assert time.monotonic() - started < 3 + 5
+    assert time.monotonic() - started < 3 + 15
     assert report.of("unchecked-time-up") and not report.ok
     assert {item.name for item in report.not_run} >= {"pictures", "frozen-pictures", "clip-borders"}
 

@@ -216,7 +216,10 @@ def test_pictures_of_joined_files_are_the_clips_own(
     fault = Fault("video-frozen", "warning", "m", "c", "d", Place("f", 1, 4, HAND))
     (strip,), left_out = audit_pictures.strips(replace(report, faults=(fault,)), root)
     assert left_out == 0 and [p.frame for p in strip.pictures] == [2, 4, 14]
-    for picture in strip.pictures:
+    border = Fault("clip-picture-wrong", "error", "m", "c", "d", Place("f", 1, 0, HAND))
+    (at_border,), _ = audit_pictures.strips(replace(report, faults=(border,)), root)
+    assert [p.frame for p in at_border.pictures] == [-1, 0, 1, 2]  # the first is the clip's before
+    for picture in (*strip.pictures, *at_border.pictures):
         with av.open(io.BytesIO(picture.jpeg or b""), format="mjpeg") as container:
             shown = next(container.decode(video=0)).to_ndarray(format="rgb24")
         wanted = shades[56 + picture.frame]

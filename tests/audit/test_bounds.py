@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from stack.audit import PolicyNeeds, audit
 from stack.audit.deadline import TimeUp, deadline
 from stack.audit.kinds import OPENPI
 from stack.audit.schema import report_schema
+from stack.errors import WorkFailed
 from stack.files import canonical_json
 
 KINDS: dict[str, tuple[type, ...]] = {
@@ -121,6 +122,23 @@ def test_a_bound_that_is_not_reached_changes_nothing(good: dict[str, Path]) -> N
     bounded, free = (audit(good["v3.0"], policy=PolicyNeeds(), max_seconds=s) for s in (500.0, None))
     assert bounded.faults == free.faults == ()
     assert [ran.name for ran in bounded.ran] == [ran.name for ran in free.ran]
+
+
+def test_a_reader_that_dies_is_told_by_file(copy_good: Callable[[str], Path], monkeypatch: Any) -> None:
+    """A worker that is killed while it reads a video takes no report along."""
+
+    def killed(*_: Any) -> Iterator[Any]:
+        raise WorkFailed("worker-died", "a worker process was killed")
+        yield
+
+    monkeypatch.setattr("stack.audit.clips._probe_all", killed)
+    report = audit(copy_good("v3.0"))
+    assert not report.ok
+    assert not report.of("unchecked-check")
+    (fault,) = report.of("file-unreadable")
+    assert (fault.count, "a worker process was killed" in fault.message) == (3, True)
+    (unchecked,) = report.of("unchecked-video")
+    assert unchecked.count == 3
 
 
 def test_what_was_found_before_is_kept(good: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

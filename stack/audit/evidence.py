@@ -7,7 +7,6 @@ what that one has to smooth over: stored types, shapes, orders, and files that n
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from stack.audit.declared import declared_features
 from stack.audit.layout import Layout, locate
 from stack.audit.rows import Rows, load_rows
 from stack.audit.tables import TaskTable, read_json_lines, read_parquet, task_table
-from stack.audit.trouble import Problem, Trouble, classify_file
+from stack.audit.trouble import Problem, Trouble, classify_file, parse_json
 from stack.dataset.model import Feature
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Evidence:
         if "meta/info.json" not in self.files:
             return {}
         try:
-            info = json.loads((self.root / "meta/info.json").read_text(encoding="utf-8"))
+            info = parse_json((self.root / "meta/info.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(self.explain("meta/info.json", error))
             return {}
@@ -183,7 +182,7 @@ class Evidence:
         if "meta/stats.json" not in self.files:
             return None
         try:
-            stats = json.loads((self.root / "meta/stats.json").read_text(encoding="utf-8"))
+            stats = parse_json((self.root / "meta/stats.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(self.explain("meta/stats.json", error))
             return None
@@ -199,7 +198,7 @@ class Evidence:
         if name not in self.files:
             return None
         try:
-            provenance = json.loads((self.root / name).read_text(encoding="utf-8"))
+            provenance = parse_json((self.root / name).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(self.explain(name, error))
             return None

@@ -17,7 +17,7 @@ from stack.audit.mend_stats import stats_steps
 from stack.audit.mend_step import Left, Step
 from stack.audit.report import AuditReport
 from stack.audit.run import audit
-from stack.errors import BadRequest, WorkFailed
+from stack.errors import BadRequest, StackError, WorkFailed
 from stack.files import whole_folder
 
 PROVENANCE = "meta/provenance.json"
@@ -142,12 +142,26 @@ def mend(
         shutil.copytree(source, partial, dirs_exist_ok=True)
         for step in steps:
             log(f"mend: {step.file}: {step.text}")
-            step.apply(partial)
+            _apply(step, partial)
         copy = Evidence(partial)
         after = audit(partial, log=log, evidence=copy)
         _same_values(evidence, copy)
     after = replace(after, facts=replace(after.facts, name=target.name))
     return Mended(source, target, tuple(steps), left, before, after)
+
+
+def _apply(step: Step, root: Path) -> None:
+    try:
+        step.apply(root)
+    except StackError:
+        raise
+    except Exception as error:  # files damaged in ways that planning did not see
+        raise WorkFailed(
+            "mend-step-failed",
+            f"'{step.text[:200]}' broke off ({type(error).__name__}: {str(error)[:200]}); nothing was kept",
+            where=step.file,
+            do="mend or replace this file by hand, then try again",
+        ) from error
 
 
 def _same_values(source: Evidence, copy: Evidence) -> None:

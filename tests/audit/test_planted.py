@@ -443,6 +443,7 @@ PLANTS: dict[str, list[Plant]] = {
     ],
     "meta-not-json": [
         plant("v2.1", appended(EPISODES_STATS, "{oops\n"), file=EPISODES_STATS),
+        plant("v2.1", appended(EPISODES_STATS, '{"a": "\\ud800"}\n'), file=EPISODES_STATS),
         plant("v3.0", write(STATS, b"{"), "stats-missing", "stats-quantiles-missing", file=STATS),
     ],
     "unchecked-rows": [plant("v2.1", cut(data(2), 0.9), "file-truncated", file=data(2))],

@@ -35,7 +35,8 @@ def _shown(ch: str) -> str:
 
 def sentence(text: str) -> str:
     """With a capital letter, but for names such as pi0.5 and from_index, and a full stop."""
-    head = text[:1].upper() + text[1:] if text.split(" ")[0].isalpha() else text
+    first = text.split(" ")[0]
+    head = text[:1].upper() + text[1:] if first.isalpha() and first != "lerobot" else text
     return head if head.endswith((".", ":", "?")) else head + "."
 
 

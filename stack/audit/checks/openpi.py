@@ -190,6 +190,12 @@ def _compared(
             places.append(evidence.rows.place(far, name, shown))
         if texts:
             more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+            dropped = evidence.rows.count % BATCH_FRAMES if evidence.rows.count >= BATCH_FRAMES else 0
+            more += (
+                f"; the last {dropped} rows fill no batch of {BATCH_FRAMES} and are left out"
+                if dropped
+                else ""
+            )
             yield COLLAPSE.fault(
                 f"{len(texts)} of {span.size} channels of {name}: " + "; ".join(texts[:SHOWN]) + more,
                 severity="error" if severity == "error" else "warning",

@@ -55,7 +55,7 @@ def _reads(case: Case) -> bool:
 @check("quantiles there", MISSING)
 def quantiles_there(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
-    if evidence.version is None:
+    if evidence.version is None or (case.policy is not None and not _reads(case)):
         return
     names = vector_features(evidence.features)
     stats = evidence.stats or {}

@@ -5,8 +5,9 @@ in `stack.audit.checks`, declared together with the fault codes that it may yiel
 these declarations.
 """
 
-from stack.audit.kinds import PolicyNeeds
+from stack.audit.between import SeveralReport, audit_several
+from stack.audit.kinds import OPENPI, PolicyNeeds
 from stack.audit.report import AuditReport
 from stack.audit.run import audit
 
-__all__ = ["AuditReport", "PolicyNeeds", "audit"]
+__all__ = ["OPENPI", "AuditReport", "PolicyNeeds", "SeveralReport", "audit", "audit_several"]

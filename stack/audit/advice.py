@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import textwrap
 from collections.abc import Sequence
 
+from stack.audit.decisions import plain_line
 from stack.audit.declared import short_field
 from stack.audit.exact import ACTION, STATE, Channel
 from stack.audit.kinds import PolicyNeeds
@@ -49,8 +52,11 @@ def _by_fields(feature: Feature, channels: list[Channel], needs: PolicyNeeds, wi
                 chosen.append(field)
     if not chosen or sum(safe[field] for field in chosen) > width:
         return None
-    lines = [f"- {{from: {feature.name}, field: {field}}}  # {safe[field]} channels" for field in chosen]
-    others = [f"{field} ({count})" for field, count in safe.items() if field not in chosen]
+    lines = [
+        f"- {{from: {_scalar(feature.name)}, field: {_scalar(field)}}}  # {safe[field]} channels"
+        for field in chosen
+    ]
+    others = [f"{plain_line(field)} ({count})" for field, count in safe.items() if field not in chosen]
     if others:
         said = "safe as well: " + ", ".join(others)
         lines += textwrap.wrap(said, 68, initial_indent="# ", subsequent_indent="#   ")
@@ -66,9 +72,14 @@ def _by_runs(feature: Feature, channels: list[Channel], needs: PolicyNeeds, widt
     chosen = named if any(named) and sum(map(len, named)) <= width else [safe[:width]]
     lines = []
     for start, stop in (run for indices in chosen for run in _runs(indices)):
-        said = f"  # {names[start]} to {names[stop - 1]}" if names else ""
-        lines.append(f"- {{from: {feature.name}, at: [{start}, {stop}]}}{said}")
+        said = f"  # {plain_line(names[start])} to {plain_line(names[stop - 1])}" if names else ""
+        lines.append(f"- {{from: {_scalar(feature.name)}, at: [{start}, {stop}]}}{said}")
     return lines or None
+
+
+def _scalar(text: str) -> str:
+    """A YAML scalar for a flow mapping; names come from the delivery and may hold anything."""
+    return text if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", text) else json.dumps(text)
 
 
 def _runs(indices: list[int]) -> list[tuple[int, int]]:

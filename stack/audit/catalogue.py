@@ -29,6 +29,7 @@ def load_kinds() -> dict[str, Kind]:
     """All fault codes in alphabetical order."""
     load_checks()
     importlib.import_module("stack.audit.run")
+    importlib.import_module("stack.audit.between_kinds")
     return dict(sorted(KINDS.items()))
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stack.audit.trouble import Problem, Trouble, classify_file
-from stack.errors import StackError
+from stack.dataset.pool import Pool, open_pool
+from stack.errors import StackError, WorkFailed
 
 if TYPE_CHECKING:
     from stack.audit.evidence import Evidence
     from stack.dataset.video import VideoInfo
+
+    _Probed = tuple[VideoInfo | None, Trouble | None, str]
 
 _TROUBLES = {
     "video-empty": Trouble.EMPTY,
@@ -37,18 +42,45 @@ class ClipSpan:
 
 def probe_videos(evidence: Evidence) -> dict[str, VideoInfo]:
     """Facts of each video file that an episode names and that can be read, by relative path."""
+    facts: dict[str, VideoInfo] = {}
+    files = evidence.layout.video_files
+    waiting = list(files)
+    try:
+        with open_pool(None) as pool:
+            for relative, found in _probe_all(evidence.root, files, pool):
+                waiting.remove(relative)
+                _take(evidence, facts, relative, found)
+    except WorkFailed as error:
+        # A file at which the demuxer itself crashes takes its process along; it is one of these.
+        why = f"not read: {error.what}"
+        evidence.problems += [Problem(relative, Trouble.UNREADABLE, why) for relative in waiting]
+    return facts
+
+
+def _probe_all(root: Path, files: list[str], pool: Pool) -> Iterator[tuple[str, _Probed]]:
+    yield from zip(files, pool.map(_probe, [root / relative for relative in files]), strict=True)
+
+
+def _take(evidence: Evidence, facts: dict[str, VideoInfo], relative: str, found: _Probed) -> None:
+    info, trouble, why = found
+    if info is not None:
+        facts[relative] = info
+    elif trouble is not None:
+        evidence.problems.append(Problem(relative, trouble, why))
+    else:
+        evidence.problems.append(classify_file(evidence.root, relative, RuntimeError(why)))
+
+
+def _probe(file: Path) -> _Probed:
+    """The facts of one file, or why there are none."""
     from stack.dataset.video import probe
 
-    facts: dict[str, VideoInfo] = {}
-    for relative in evidence.layout.video_files:
-        try:
-            facts[relative] = probe(evidence.root / relative)
-        except StackError as error:
-            trouble = _TROUBLES.get(error.id, Trouble.UNREADABLE)
-            evidence.problems.append(Problem(relative, trouble, error.what))
-        except Exception as error:  # damaged files find new ways to fail inside the demuxer
-            evidence.problems.append(classify_file(evidence.root, relative, error))
-    return facts
+    try:
+        return probe(file), None, ""
+    except StackError as error:
+        return None, _TROUBLES.get(error.id, Trouble.UNREADABLE), error.what
+    except Exception as error:  # damaged files find new ways to fail inside the demuxer
+        return None, None, f"{type(error).__name__}: {error}"
 
 
 def clip_spans(evidence: Evidence) -> dict[str, list[ClipSpan]]:

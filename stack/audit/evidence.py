@@ -7,7 +7,6 @@ what that one has to smooth over: stored types, shapes, orders, and files that n
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,10 +19,11 @@ from stack.audit.declared import declared_features
 from stack.audit.layout import Layout, locate
 from stack.audit.rows import Rows, load_rows
 from stack.audit.tables import TaskTable, read_json_lines, read_parquet, task_table
-from stack.audit.trouble import Problem, Trouble, classify_file
+from stack.audit.trouble import Problem, Trouble, classify_file, parse_json
 from stack.dataset.model import Feature
 
 if TYPE_CHECKING:
+    from stack.audit.checks.deep_files import Decoded
     from stack.audit.exact import Channel
     from stack.dataset.stats import Stats
     from stack.dataset.video import VideoInfo
@@ -63,12 +63,14 @@ class Evidence:
     Attributes:
         problems: grows as files are opened.
         exact, channels: kept for `stack.audit.exact`.
+        decoded: kept for `stack.audit.checks.deep_files`.
     """
 
     root: Path
     problems: list[Problem] = field(default_factory=list)
     exact: dict[str, Stats] = field(default_factory=dict)
     channels: list[Channel] | None = None
+    decoded: Decoded | None = None
 
     @cached_property
     def files(self) -> dict[str, int]:
@@ -94,7 +96,7 @@ class Evidence:
         if "meta/info.json" not in self.files:
             return {}
         try:
-            info = json.loads((self.root / "meta/info.json").read_text(encoding="utf-8"))
+            info = parse_json((self.root / "meta/info.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(self.explain("meta/info.json", error))
             return {}
@@ -180,7 +182,7 @@ class Evidence:
         if "meta/stats.json" not in self.files:
             return None
         try:
-            stats = json.loads((self.root / "meta/stats.json").read_text(encoding="utf-8"))
+            stats = parse_json((self.root / "meta/stats.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(self.explain("meta/stats.json", error))
             return None
@@ -188,6 +190,22 @@ class Evidence:
             self.problems.append(Problem("meta/stats.json", Trouble.NOT_JSON, "it is not an object"))
             return None
         return {name: entry for name, entry in stats.items() if isinstance(entry, dict)}
+
+    @cached_property
+    def provenance(self) -> dict[str, Any] | None:
+        """meta/provenance.json, which `stack prepare` writes; None where there is none."""
+        name = "meta/provenance.json"
+        if name not in self.files:
+            return None
+        try:
+            provenance = parse_json((self.root / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(self.explain(name, error))
+            return None
+        if isinstance(provenance, dict):
+            return provenance
+        self.problems.append(Problem(name, Trouble.NOT_JSON, "it is not an object"))
+        return None
 
     @cached_property
     def episode_stats(self) -> list[EpisodeStats]:

@@ -100,21 +100,25 @@ class Channel:
         return self.low == self.high
 
 
-def normalise(values: NDArray[Any], q01: NDArray[Any], q99: NDArray[Any]) -> NDArray[np.float32]:
-    """lerobot's QUANTILES normalisation, in float32 as it computes it."""
+def normalise(
+    values: NDArray[Any], q01: NDArray[Any], q99: NDArray[Any], span_added: float | None = None
+) -> NDArray[np.float32]:
+    """QUANTILES normalisation in float32: lerobot's, or with `span_added` (1e-6) openpi's."""
     low, high = q01.astype(np.float32), q99.astype(np.float32)
     span = high - low
-    span = np.where(span == 0, EPSILON, span)
+    span = np.where(span == 0, EPSILON, span) if span_added is None else span + np.float32(span_added)
     with np.errstate(over="ignore"):
         return np.asarray(np.float32(2.0) * (values.astype(np.float32) - low) / span - np.float32(1.0))
 
 
-def quantiles_for_training(evidence: Evidence, name: str) -> tuple[str, NDArray[Any], NDArray[Any]] | None:
-    """(source, q01, q99): those stored in stats.json where they fit, else the exact ones of the rows."""
+def quantiles_for_training(
+    evidence: Evidence, name: str, needs: PolicyNeeds
+) -> tuple[str, NDArray[Any], NDArray[Any]] | None:
+    """(source, q01, q99): those that training will read in stats.json, else the exact ones of the rows."""
     exact = exact_stats(evidence, name)
     if exact is None:
         return None
-    entry = (evidence.stats or {}).get(name, {})
+    entry = (evidence.stats or {}).get(name, {}) if needs.reads_stats_json else {}
     q01, q99 = (stored_vector(entry, stat, exact.q01.size) for stat in ("q01", "q99"))
     if q01 is not None and q99 is not None and np.isfinite(q01).all() and np.isfinite(q99).all():
         return "stats.json", q01, q99
@@ -131,19 +135,18 @@ def channels(evidence: Evidence, needs: PolicyNeeds) -> list[Channel]:
 
 
 def _channels(evidence: Evidence, name: str, needs: PolicyNeeds) -> list[Channel]:
-    exact, chosen = exact_stats(evidence, name), quantiles_for_training(evidence, name)
+    exact, chosen = exact_stats(evidence, name), quantiles_for_training(evidence, name, needs)
     column, feature = evidence.rows.columns.get(name), evidence.features.get(name)
     if exact is None or chosen is None or column is None or column.values is None:
         return []
     source, q01, q99 = chosen
     rows = usable_rows(evidence, name)
+    values = column.values if len(rows) == len(column.values) else column.values[rows]
+    losses = _worst_chunks(evidence, rows, values, q01, q99, needs) if name == ACTION else None
     found = []
     for c in range(column.width):
-        y = np.abs(normalise(column.values[rows, c], q01[c : c + 1], q99[c : c + 1]))
+        y = np.abs(normalise(values[:, c], q01[c : c + 1], q99[c : c + 1], needs.span_added))
         worst = int(y.argmax())
-        loss = None
-        if name == ACTION:
-            loss = _worst_chunk(evidence, rows, y, needs.action_horizon) / column.width
         found.append(
             Channel(
                 feature=name,
@@ -158,22 +161,31 @@ def _channels(evidence: Evidence, name: str, needs: PolicyNeeds) -> list[Channel
                 largest=float(y[worst]),
                 row=int(rows[worst]),
                 outside_frac=float((y > 1 + 1e-6).mean()),
-                chunk_loss=loss,
+                chunk_loss=float(losses[c]) / column.width if losses is not None else None,
             )
         )
     return found
 
 
-def _worst_chunk(evidence: Evidence, rows: NDArray[np.int64], y: NDArray[np.float32], horizon: int) -> float:
-    """The largest mean of y^2 over any frame's action chunk; chunks repeat the last action past the end."""
-    squares = np.zeros(evidence.rows.count)
-    squares[rows] = y.astype(np.float64) ** 2
-    worst = 0.0
+def _worst_chunks(
+    evidence: Evidence,
+    rows: NDArray[np.int64],
+    values: NDArray[Any],
+    q01: NDArray[Any],
+    q99: NDArray[Any],
+    needs: PolicyNeeds,
+) -> NDArray[np.float64]:
+    """(D,) the largest mean of y^2 over any frame's chunk; chunks repeat the last action past the end."""
+    horizon = needs.action_horizon
+    worst = np.zeros(values.shape[1])
     for span in evidence.rows.spans:
-        own = squares[span.start : span.start + span.count]
-        if not own.any():
+        first, last = np.searchsorted(rows, [span.start, span.start + span.count])
+        if not span.count or first == last:
             continue
-        padded = np.concatenate([own, np.full(horizon - 1, own[-1])])
-        sums = np.concatenate([[0.0], np.cumsum(padded)])
-        worst = max(worst, float((sums[horizon:] - sums[:-horizon]).max()))
+        y = normalise(values[first:last], q01, q99, needs.span_added).astype(np.float64)
+        squares = np.zeros((span.count, values.shape[1]))
+        squares[rows[first:last] - span.start] = y**2
+        padded = np.concatenate([squares, np.repeat(squares[-1:], horizon - 1, axis=0)])
+        sums = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(padded, axis=0)])
+        worst = np.maximum(worst, (sums[horizon:] - sums[:-horizon]).max(axis=0))
     return worst / horizon

@@ -16,7 +16,19 @@ from stack.faults import Fault, Place, Severity
 if TYPE_CHECKING:
     from stack.audit.evidence import Evidence
 
-GROUPS = ("files", "columns", "rows", "time", "video", "tasks", "statistics", "policy", "unchecked")
+GROUPS = (
+    "files",
+    "columns",
+    "rows",
+    "time",
+    "video",
+    "tasks",
+    "statistics",
+    "policy",
+    "openpi",
+    "between",
+    "unchecked",
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,9 @@ class PolicyNeeds:
         warn_magnitude, max_magnitude: normalised action magnitudes |y| that are a warning and an error. One
             step at |y| = 30 alone adds 900 to that step's squared error, where training starts at about 1
             to 2 and ends below 0.05.
+        reads_stats_json: whether quantiles are taken from the dataset's own statistics; else it computes its
+            own from the rows.
+        span_added: what is added to q99 - q01 before dividing; None for lerobot's rule.
     """
 
     name: str = "pi05"
@@ -41,6 +56,12 @@ class PolicyNeeds:
     tokenizer: Path | None = None
     warn_magnitude: float = 10.0
     max_magnitude: float = 30.0
+    reads_stats_json: bool = True
+    span_added: float | None = None
+
+
+# openpi's pi0.5: 32 wide, horizon 50; it adds 1e-6 to the range and computes its own quantiles.
+OPENPI = PolicyNeeds(name="openpi", reads_stats_json=False, span_added=1e-6)
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,7 @@ class Case:
     evidence: Evidence
     policy: PolicyNeeds | None
     deep: bool
+    log: Callable[[str], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -106,7 +128,7 @@ class Check:
     """A registered check.
 
     Attributes:
-        needs: `policy` and `deep` where it runs only when asked for.
+        needs: `policy`, `openpi` and `deep` where it runs only when asked for.
     """
 
     name: str

@@ -16,6 +16,7 @@ DEFAULT_TEMPLATES: Mapping[tuple[bool, str], str] = {
     (True, "data_path"): "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
     (True, "video_path"): "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
 }
+_WIDE_FIELD = re.compile(r"\{[^}]*[0-9]{4,}[^}]*\}")
 _EPISODE_FILE = re.compile(r"episode_(\d+)\.(parquet|mp4)$")
 CHUNKS_SIZE = 1000
 
@@ -63,10 +64,18 @@ def _template(evidence: Evidence, name: str) -> str:
     return given if isinstance(given, str) else DEFAULT_TEMPLATES[evidence.is_v3, name]
 
 
+def absurd_width(template: str) -> bool:
+    """Whether a field is asked to be thousands of digits wide, which would fill the memory."""
+    return bool(_WIDE_FIELD.search(template))
+
+
 def _resolve(layout: Layout, name: str, template: str, **values: Any) -> str:
+    if absurd_width(template):
+        layout.bad_templates[name] = f"'{template[:80]}' asks for fields of thousands of digits"
+        return ""
     try:
         return template.format(**values)
-    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError, OverflowError) as error:
         known = ", ".join(values)
         layout.bad_templates[name] = (
             f"'{template}' cannot be filled in: {type(error).__name__} {error}; known keys: {known}"
@@ -83,6 +92,7 @@ def _locate_v2(evidence: Evidence) -> Layout:
     chunks = evidence.info.get("chunks_size")
     chunks = chunks if isinstance(chunks, int) and chunks > 0 else CHUNKS_SIZE
     used: set[str] = set()
+    own = {camera: _by_episode({n for n in videos if f"/{camera}/" in n}) for camera in evidence.cameras}
     for episode in sorted(set(listed) if listed else numbered):
         values = {"episode_chunk": episode // chunks, "episode_index": episode}
         expected = _resolve(layout, "data_path", _template(evidence, "data_path"), **values)
@@ -91,11 +101,10 @@ def _locate_v2(evidence: Evidence) -> Layout:
             layout.data_files.append((file, episode))
             used.add(file)
         for camera in evidence.cameras:
-            own = [name for name in videos if f"/{camera}/" in name]
             expected = _resolve(
                 layout, "video_path", _template(evidence, "video_path"), video_key=camera, **values
             )
-            found = [name for name in own if (m := _EPISODE_FILE.search(name)) and int(m[1]) == episode]
+            found = own[camera].get(episode, [])
             file = _pick(layout, "video_path", expected, videos, found, episode, camera)
             if file:
                 layout.video_of[camera, episode] = file

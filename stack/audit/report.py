@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stack.audit.decisions import Decision
 from stack.audit.exact import Channel
 from stack.audit.kinds import PolicyNeeds
+from stack.audit.measures import Measures
 from stack.faults import SEVERITIES, Fault, has_errors
 
 SCHEMA = "stack/audit/1"
@@ -67,7 +69,13 @@ class NotRun:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The result of an audit; `faults` are folded, errors first."""
+    """The result of an audit; `faults` are folded, errors first.
+
+    Attributes:
+        decisions: one for each episode.
+        slice: YAML for a manifest's `features:` that keeps channels of a sane scale, where one is needed.
+        measures: what the plots show; not part of the JSON.
+    """
 
     facts: DatasetFacts
     faults: tuple[Fault, ...]
@@ -76,6 +84,9 @@ class AuditReport:
     policy: PolicyNeeds | None = None
     channels: tuple[Channel, ...] = field(default_factory=tuple)
     seconds: float = 0.0
+    decisions: tuple[Decision, ...] = ()
+    slice: str | None = None
+    measures: Measures = field(default_factory=Measures)
 
     @property
     def ok(self) -> bool:
@@ -112,8 +123,10 @@ class AuditReport:
             "counts": self.counts,
             "facts": asdict(self.facts),
             "policy": policy,
-            "faults": [_plain(fault.to_json()) for fault in self.faults],
-            "channels": [_plain(asdict(channel)) for channel in self.channels],
+            "faults": [plain(fault.to_json()) for fault in self.faults],
+            "decisions": [decision.to_json() for decision in self.decisions],
+            "slice": self.slice,
+            "channels": [plain(asdict(channel)) for channel in self.channels],
             "ran": [asdict(ran) for ran in self.ran],
             "not_run": [asdict(item) for item in self.not_run],
             "seconds": round(self.seconds, 3),
@@ -124,12 +137,12 @@ def _plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Tuples to lists, keys to text, and NaN or infinity to text."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     return value

@@ -6,7 +6,7 @@ Values keep their stored precision. Pooled over 305,425 rows, 199 float32 channe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,7 @@ class Rows:
         files: row files that could be read, in loading order, with their first row and count.
         unread: row files that could not be.
         doubled: (file, column) of columns that a file holds twice.
+        groups: rows of each row group, by file.
     """
 
     files: tuple[tuple[str, int, int], ...]
@@ -89,6 +90,7 @@ class Rows:
     columns: dict[str, Column]
     doubled: tuple[tuple[str, str], ...]
     count: int
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def lengths(self) -> dict[int, int]:
@@ -123,6 +125,7 @@ def load_rows(evidence: Evidence) -> Rows:
     parts: dict[str, list[_Part]] = {}
     types: dict[str, dict[pa.DataType, str]] = {}
     episodes: list[int | None] = []
+    groups: dict[str, tuple[int, ...]] = {}
     count = 0
     for relative, episode in evidence.layout.data_files:
         try:
@@ -134,6 +137,8 @@ def load_rows(evidence: Evidence) -> Rows:
             twice = sorted({name for name in names if names.count(name) > 1})
             wanted = [n for n in names if n not in twice and _is_light(schema.field(n).type)]
             table = parquet.read(columns=wanted)
+            # A damaged page can give offsets beyond the values, at which a later look would crash.
+            table.validate(full=True)
         except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more on damaged files
             unread.append(relative)
             evidence.problems.append(evidence.explain(relative, error))
@@ -147,11 +152,13 @@ def load_rows(evidence: Evidence) -> Rows:
                 _part(table.column(name), count) if name in wanted else _opaque(rows, count)
             )
         files.append((relative, count, rows))
+        meta = parquet.metadata
+        groups[relative] = tuple(meta.row_group(g).num_rows for g in range(meta.num_row_groups))
         episodes.append(episode)
         count += rows
     columns = {name: _column(parts[name], types[name], files, count) for name in parts}
     spans = tuple(_spans(evidence, files, episodes, columns))
-    return Rows(tuple(files), tuple(unread), spans, columns, tuple(doubled), count)
+    return Rows(tuple(files), tuple(unread), spans, columns, tuple(doubled), count, groups)
 
 
 def _is_light(type_: pa.DataType) -> bool:

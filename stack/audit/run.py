@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from stack.audit.advice import safe_slice
+from stack.audit.deadline import TimeUp, deadline
+from stack.audit.decisions import Decision, decide
 from stack.audit.evidence import Evidence
-from stack.audit.exact import Channel, channels
+from stack.audit.exact import ACTION, STATE, Channel, channels
 from stack.audit.kinds import Case, Check, PolicyNeeds, kind
+from stack.audit.measures import Measures, measure
 from stack.audit.report import AuditReport, CameraFacts, DatasetFacts, NotRun, Ran
 from stack.errors import BadRequest
 from stack.faults import Fault, Place, fold
@@ -21,6 +26,14 @@ UNCHECKED_CHECK = kind(
     consequence="what it looks for stays unknown; this is our fault, not the dataset's",
     mend="report the message together with the file that it names",
 )
+TIME_UP = kind(
+    "unchecked-time-up",
+    "error",
+    "unchecked",
+    title="the time given to the audit was up before every check had run",
+    consequence="whatever the other checks look for stays unknown",
+    mend="audit again without --max-seconds, or with more",
+)
 
 
 def _silent(_: str) -> None:
@@ -32,7 +45,9 @@ def audit(
     *,
     policy: PolicyNeeds | None = None,
     deep: bool = False,
+    max_seconds: float | None = None,
     log: Callable[[str], None] = _silent,
+    evidence: Evidence | None = None,
 ) -> AuditReport:
     """Check a delivery or a prepared dataset of any version, without torch, lerobot or a network.
 
@@ -40,7 +55,9 @@ def audit(
         root: the folder that holds meta/, data/ and videos/.
         policy: also judge it for this policy.
         deep: also decode every picture.
+        max_seconds: stop then, and report what was found and what stays unchecked.
         log: takes one line of progress now and then.
+        evidence: of this folder, where the caller goes on to use it.
 
     Raises:
         BadRequest: there is no such folder. Anything wrong inside it is a fault in the report.
@@ -53,66 +70,123 @@ def audit(
             do="name the folder that holds meta/",
         )
     started = time.perf_counter()
-    evidence = Evidence(root)
-    faults, ran, not_run = _run_all(Case(evidence, policy, deep), log)
-    facts, broke = _facts_or_less(evidence)
-    if broke:
-        faults.append(UNCHECKED_CHECK.fault(f"counting broke off: {broke}"))
+    evidence = evidence or Evidence(root)
+    run = _Run(Case(evidence, policy, deep, log), log, max_seconds)
+    try:
+        with deadline(max_seconds):
+            run.all_checks()
+            run.count(evidence)
+    except TimeUp:
+        run.stop_early()
     return AuditReport(
-        facts=facts,
-        faults=tuple(fold(faults)),
-        ran=tuple(ran),
-        not_run=tuple(not_run),
+        facts=run.facts or _no_facts(evidence),
+        faults=tuple(fold(run.faults)),
+        ran=tuple(run.ran),
+        not_run=tuple(run.not_run),
         policy=policy,
-        channels=_channels(evidence, policy),
+        channels=run.channels,
+        decisions=run.decisions,
+        slice=run.slice,
+        measures=run.measures,
         seconds=time.perf_counter() - started,
     )
 
 
-def _run_all(case: Case, log: Callable[[str], None]) -> tuple[list[Fault], list[Ran], list[NotRun]]:
-    # Imported late: the catalogue is also run as a script, and it imports this module.
-    from stack.audit.catalogue import load_checks
+@dataclass
+class _Run:
+    """What has been found so far; also what is left of it where time is up."""
 
-    faults: list[Fault] = []
-    ran: list[Ran] = []
-    not_run: list[NotRun] = []
-    for check in load_checks():
-        if why := _why_not(check, case):
-            not_run.append(NotRun(check.name, check.title, why))
-            continue
-        log(f"audit: {check.title}")
-        before = time.perf_counter()
-        found, broke = _run(check, case)
-        faults += found
+    case: Case
+    log: Callable[[str], None]
+    max_seconds: float | None
+    faults: list[Fault] = field(default_factory=list)
+    ran: list[Ran] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+    left: list[Check] = field(default_factory=list)
+    facts: DatasetFacts | None = None
+    channels: tuple[Channel, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    slice: str | None = None
+    measures: Measures = field(default_factory=Measures)
+
+    def all_checks(self) -> None:
+        # Imported late: the catalogue is also run as a script, and it imports this module.
+        from stack.audit.catalogue import load_checks
+
+        started = time.perf_counter()
+        self.left = [check for check in load_checks() if _concerns(check, self.case)]
+        while self.left:
+            if self.max_seconds is not None and time.perf_counter() - started > self.max_seconds:
+                raise TimeUp
+            self._one(self.left[0])
+            del self.left[0]
+
+    def _one(self, check: Check) -> None:
+        if why := _why_not(check, self.case):
+            self.not_run.append(NotRun(check.name, check.title, why))
+            return
+        self.log(f"audit: {check.title}")
+        before, known = time.perf_counter(), len(self.faults)
+        if broke := _run(check, self.case, self.faults):
+            self.not_run.append(NotRun(check.name, check.title, broke))
+            return
+        codes = tuple(kind.code for kind in check.kinds)
+        seconds = time.perf_counter() - before
+        self.ran.append(Ran(check.name, check.title, codes, len(self.faults) - known, seconds))
+
+    def count(self, evidence: Evidence) -> None:
+        self.facts, broke = _facts_or_less(evidence)
         if broke:
-            not_run.append(NotRun(check.name, check.title, broke))
-        else:
-            codes = tuple(kind.code for kind in check.kinds)
-            ran.append(Ran(check.name, check.title, codes, len(found), time.perf_counter() - before))
-    return faults, ran, not_run
+            self.faults.append(UNCHECKED_CHECK.fault(f"counting broke off: {broke}"))
+        self.channels = _channels(evidence, self.case.policy)
+        self.slice = _slice(evidence, self.channels, self.case.policy)
+        try:
+            self.decisions = decide(evidence, self.faults)
+            self.measures = measure(evidence)
+        except Exception as error:  # what breaks them has broken checks too, which say more
+            self.faults.append(UNCHECKED_CHECK.fault(f"deciding on episodes broke off: {_why(error)}"))
+
+    def stop_early(self) -> None:
+        """Say what stays unchecked; nothing is read any more."""
+        wanted = [check for check in self.left if not _why_not(check, self.case)]
+        why = f"time was up after {self.max_seconds:g} s"
+        self.not_run += [NotRun(check.name, check.title, why) for check in wanted]
+        said = "; ".join(check.title for check in wanted) or "only the counting for the summary"
+        self.faults.append(
+            TIME_UP.fault(
+                f"after {self.max_seconds:g} s {len(wanted)} checks had not run to their end: {said}",
+                data={"max_seconds": self.max_seconds, "checks": [check.name for check in wanted]},
+            )
+        )
+
+
+def _concerns(check: Check, case: Case) -> bool:
+    """Whether to speak of the check at all: those for another policy than the named one are left out."""
+    return not ("openpi" in check.needs and case.policy is not None and case.policy.name != "openpi")
 
 
 def _why_not(check: Check, case: Case) -> str:
     if "policy" in check.needs and case.policy is None:
         return "no policy was named (--for pi05)"
+    if "openpi" in check.needs and (case.policy is None or case.policy.name != "openpi"):
+        return "not asked for (--for openpi)"
     if "deep" in check.needs and not case.deep:
         return "not asked for (--deep)"
     return ""
 
 
-def _run(check: Check, case: Case) -> tuple[list[Fault], str]:
-    """The check's faults, and why it broke off if it did; what it had found until then is kept."""
-    found: list[Fault] = []
+def _run(check: Check, case: Case, faults: list[Fault]) -> str:
+    """Add the check's faults; gives why it broke off if it did. What it had found until then is kept."""
     try:
         for fault in check.function(case):
-            found.append(fault)
+            faults.append(fault)
     except Exception as error:  # a check that dies on some dataset must not hide what the others find
         why = _why(error)
-        found.append(
+        faults.append(
             UNCHECKED_CHECK.fault(f"'{check.title}' broke off: {why}", where=Place(feature=check.name))
         )
-        return found, why
-    return found, ""
+        return why
+    return ""
 
 
 def _channels(evidence: Evidence, policy: PolicyNeeds | None) -> tuple[Channel, ...]:
@@ -124,14 +198,31 @@ def _channels(evidence: Evidence, policy: PolicyNeeds | None) -> tuple[Channel, 
         return ()
 
 
+def _slice(evidence: Evidence, known: tuple[Channel, ...], needs: PolicyNeeds | None) -> str | None:
+    """The slice to paste, where a channel is unfit or a vector too wide; None where all may stay."""
+    if needs is None or not known:
+        return None
+    widths = {STATE: needs.max_state_dim, ACTION: needs.max_action_dim}
+    fits = all(sum(c.feature == name for c in known) <= width for name, width in widths.items())
+    if fits and all(c.largest <= needs.warn_magnitude for c in known):
+        return None
+    try:
+        return safe_slice(evidence.features, known, needs)
+    except Exception:  # told by the checks that offer it
+        return None
+
+
 def _facts_or_less(evidence: Evidence) -> tuple[DatasetFacts, str]:
     """The facts, or their empty form and why."""
     try:
         return _facts(evidence), ""
     except Exception as error:  # what breaks the counting has broken checks too, which say more
-        name = evidence.root.resolve().name
-        empty = DatasetFacts(name, None, None, None, 0, 0, None, None, (), {}, (), 0, 0)
-        return empty, _why(error)
+        return _no_facts(evidence), _why(error)
+
+
+def _no_facts(evidence: Evidence) -> DatasetFacts:
+    name = evidence.root.resolve().name
+    return DatasetFacts(name, None, None, None, 0, 0, None, None, (), {}, (), 0, 0)
 
 
 def _why(error: Exception) -> str:

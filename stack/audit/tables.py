@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stack.audit.trouble import Problem, Trouble, classify_file
+from stack.audit.trouble import Problem, Trouble, classify_file, parse_json
 
 if TYPE_CHECKING:
     from stack.audit.evidence import Evidence
@@ -57,7 +57,7 @@ def read_json_lines(evidence: Evidence, relative: str) -> list[Any]:
         if not line.strip():
             continue
         try:
-            values.append(json.loads(line))
+            values.append(parse_json(line))
         except (ValueError, RecursionError) as error:
             evidence.problems.append(Problem(relative, Trouble.NOT_JSON, str(error)[:200], line=number))
     return values
@@ -68,7 +68,10 @@ def read_parquet(evidence: Evidence, relative: str) -> pa.Table | None:
     if not evidence.files.get(relative):
         return None
     try:
-        return pq.ParquetFile(evidence.root / relative).read()
+        table = pq.ParquetFile(evidence.root / relative).read()
+        # A damaged page can give offsets beyond the values, at which a later look would crash.
+        table.validate(full=True)
+        return table
     except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more on damaged files
         evidence.problems.append(classify_file(evidence.root, relative, error))
         return None

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
+from stack.audit.decisions import plain_line, source_lines, summary
 from stack.audit.report import AuditReport
 from stack.faults import SEVERITIES, Fault
 
 WIDTH = 100
+DECISIONS_SHOWN = 10
+_MERGE = {
+    "settles": "stack prepare settles it",
+    "with a manifest line": "a line in the dataset manifest settles it",
+    "refuses": "no merge may settle it",
+}
 _HEADINGS = {"error": "ERRORS", "warning": "WARNINGS", "note": "NOTES"}
 
 
@@ -21,8 +29,19 @@ def render(report: AuditReport) -> str:
             lines += [f"{_HEADINGS[severity]} ({len(own)})", ""]
             for fault in own:
                 lines += [*_fault(fault, shown), ""]
-    lines += _coverage(report)
+    lines += [*_decisions(report), *_coverage(report)]
     lines += ["", f"verdict: {report.verdict()}"]
+    return "\n".join(lines) + "\n"
+
+
+def render_between(names: Sequence[str], faults: Sequence[Fault]) -> str:
+    """What lies between datasets; ends with one line and a newline."""
+    lines = [f"BETWEEN {', '.join(names)}", ""]
+    for fault in faults:
+        lines += [*_fault(fault, set())]
+        lines += [f"    merge: {_MERGE.get(str(fault.data.get('merge')), 'not known')}", ""]
+    errors = sum(fault.severity == "error" for fault in faults)
+    lines += [f"between: {len(faults)} differences, {errors} of them errors"]
     return "\n".join(lines) + "\n"
 
 
@@ -59,6 +78,26 @@ def _fault(fault: Fault, shown: set[str]) -> list[str]:
     return lines
 
 
+def _decisions(report: AuditReport) -> list[str]:
+    """What is not simply used, with the first reason, and the lines for the manifest."""
+    if not report.decisions:
+        return []
+    lines = [f"episodes: {summary(report.decisions)}"]
+    odd = [d for choice in ("drop", "look") for d in report.decisions if d.choice == choice]
+    for decision in odd[:DECISIONS_SHOWN]:
+        first, *rest = decision.reasons
+        more = f" (and {len(rest)} more)" if rest else ""
+        said = f"{decision.episode}: {first.code}, {plain_line(first.message)}{more}"
+        lines += _wrapped(f"{decision.choice} ", said)
+    if len(odd) > DECISIONS_SHOWN:
+        lines.append(
+            f"    and {len(odd) - DECISIONS_SHOWN} more; --json, --html and --decisions have them all"
+        )
+    if wanted := source_lines(report):
+        lines += ["  in the dataset manifest, under the source:", *(f"      {line}" for line in wanted)]
+    return [*lines, ""]
+
+
 def _wrapped(label: str, text: str) -> list[str]:
     return textwrap.wrap(
         label + text,
@@ -72,5 +111,8 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _coverage(report: AuditReport) -> list[str]:
     lines = [f"checked: {len(report.ran)} checks in {report.seconds:.1f} s"]
+    if report.measures.decoded:
+        pictures, seconds = report.measures.decoded
+        lines.append(f"decoded: {pictures} pictures, {pictures / max(seconds, 1e-6):.0f} a second")
     lines += [f"not checked: {item.title}: {item.why}" for item in report.not_run]
     return lines

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 LFS_MARK = b"version https://git-lfs"
 PARQUET_MAGIC = b"PAR1"
@@ -27,6 +29,24 @@ class Problem:
     trouble: Trouble
     detail: str
     line: int | None = None
+
+
+_LONE = re.compile(r"\\u[dD][89a-fA-F]")  # may be half of a pair; only then are the texts looked at
+
+
+def parse_json(text: str) -> Any:
+    """As `json.loads`, but a text that no file can hold (half a surrogate pair) is an error of the file.
+
+    Raises:
+        ValueError, RecursionError: as `json.loads`, and for such texts.
+    """
+    value = json.loads(text)
+    if _LONE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise json.JSONDecodeError("half of a surrogate pair, which is no character", text, 0) from error
+    return value
 
 
 def classify_file(root: Path, relative: str, error: Exception | None = None) -> Problem:

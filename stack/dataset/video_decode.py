@@ -22,6 +22,10 @@ from stack.errors import BadRequest
 
 DECODE_RATHER_THAN_SEEK_FRAMES = 16
 DECODERS = {"av1": "libdav1d"}  # FFmpeg's own av1 decodes in hardware only
+_PLANAR_8_BIT = ("yuv420p", "yuv422p", "yuv444p", "yuvj420p", "yuvj422p", "yuvj444p")
+_FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+# ITU-T H.273: brightness of limited range lies in 16 to 235.
+_TO_FULL_RANGE = np.clip(np.rint((np.arange(256) - 16) * 255 / 219), 0, 255).astype(np.uint8)
 
 
 def decode(file: Path, frames: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
@@ -115,6 +119,51 @@ def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[VideoFrame]:
                 held = _forward(pictures, frame, number, info.file)
                 at = frame + 1
             yield held[1]
+
+
+def decode_planes(file: Path) -> Iterator[tuple[int, tuple[NDArray[np.uint8], ...] | str]]:
+    """Brightness and colour of every picture that can be decoded, in the order the decoder gives them.
+
+    Yields presentation number and planes: (H, W) uint8 brightness, 0 black to 255 white, then the two colour
+    planes as coded, often of half the size. Without a conversion to RGB this costs little more than the
+    decoder itself. A damaged packet does not end it: its number and the decoder's words come in place of
+    the planes, and the next ones are tried.
+
+    Raises:
+        BadRequest: the file cannot be opened or indexed.
+    """
+    index = index_video(file)
+    number = {ticks: n for n, ticks in enumerate(index.info.pts)}
+    with open_video(file) as (container, stream):
+        packets = container.demux(stream)
+        while True:
+            try:
+                packet = next(packets, None)
+                if packet is None:
+                    return
+                shown = stream.decode(packet)
+            except av.FFmpegError as error:
+                yield -1, str(error)
+                continue
+            for picture in shown:
+                frame = number.get(picture.pts, -1) if picture.pts is not None else -1
+                if picture.is_corrupt:
+                    yield frame, "the decoder calls the picture corrupt"
+                elif frame >= 0:
+                    yield frame, _planes(picture)
+
+
+def _planes(picture: VideoFrame) -> tuple[NDArray[np.uint8], ...]:
+    if picture.format.name not in _PLANAR_8_BIT:
+        picture = picture.reformat(format="yuvj444p")
+    shapes = [(picture.height, picture.width)] + [(p.height, p.width) for p in list(picture.planes)[1:3]]
+    planes = [
+        np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[:height, :width]
+        for plane, (height, width) in zip(picture.planes, shapes, strict=False)
+    ]
+    if not picture.format.name.startswith("yuvj") and int(picture.color_range) != _FULL_RANGE:
+        planes[0] = _TO_FULL_RANGE[planes[0]]
+    return tuple(planes)
 
 
 def _pictures(container: InputContainer, stream: VideoStream, file: Path) -> Iterator[VideoFrame]:

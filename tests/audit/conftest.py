@@ -231,9 +231,10 @@ def write_v30(root: Path) -> None:
     for number in sorted(set(FILE_OF)):
         file = root / f"data/chunk-000/file-{number:03d}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(
-            pa.concat_tables([t for t, f in zip(tables, FILE_OF, strict=True) if f == number]), file
-        )
+        with pq.ParquetWriter(file, tables[0].schema) as writer:
+            for table, own_file in zip(tables, FILE_OF, strict=True):
+                if own_file == number:
+                    writer.write_table(table)  # one row group an episode
     entries: list[dict[str, Any]] = []
     for episode, length in enumerate(LENGTHS):
         first = sum(LENGTHS[:episode])

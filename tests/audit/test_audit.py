@@ -103,11 +103,11 @@ def test_linked_folders_are_followed_and_loops_end(good: dict[str, Path], tmp_pa
     root.mkdir()
     for part in ("meta", "data", "videos"):
         (root / part).symlink_to(good["v3.0"] / part)
-    assert audit(root).faults == ()
+    assert {(f.code, f.severity) for f in audit(root).faults} == {("path-leaves-folder", "note")}
     (root / "loop").symlink_to(tmp_path)
     report = audit(root)
     assert report.facts.frames == 264
-    assert {fault.code for fault in report.faults} <= {"left-over-file"}
+    assert {fault.code for fault in report.faults} <= {"left-over-file", "path-leaves-folder"}
 
 
 def test_facts_are_counted(good: dict[str, Path], copy_good: Callable[[str], Path]) -> None:
@@ -174,7 +174,7 @@ def test_the_html_report_is_one_whole_page_without_outside_references(of_deliver
     page = _Page()
     page.feed(source)
     assert page.open == []
-    assert page.outside == [] and "script" not in page.tags and "url(" not in source
+    assert page.outside == [] and page.tags.count("script") == 1 and "url(" not in source
     assert page.text.index("Not ready to train on") < page.text.index("What was found")
     for fault in of_delivery.faults:
         assert fault.code in page.text and fault.message in page.text
@@ -187,7 +187,7 @@ def test_texts_of_the_dataset_cannot_break_the_page(copy_good: Callable[[str], P
     lines = [{"task_index": 0, "task": evil}, {"task_index": 1, "task": "把杯子放下"}]
     (root / "meta/tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     source = stack.audit.html.render(audit(root, policy=PolicyNeeds(tokenizer_max_length=20)))
-    assert "<script" not in source
+    assert "<script>alert" not in source
     assert "&lt;script&gt;alert(1)" in source
 
 

@@ -2,17 +2,21 @@
 
 from stack.audit.checks import (  # noqa: F401, I001  (the order is the order of the report)
     files,
+    integrity,
     info,
     episodes,
     columns,
     rows,
     time,
+    clock,
     video,
     clips,
     tasks,
     stats,
+    origin,
     quantiles,
     policy,
     scale,
+    openpi,
     deep,
 )

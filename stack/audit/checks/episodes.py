@@ -63,6 +63,32 @@ FILE_INDEX_WRONG = kind(
     "(lerobot issue 2401)",
     mend="write the chunk and file that hold the rows; `stack prepare` does",
 )
+ROW_GROUPS = kind(
+    "row-groups-not-per-episode",
+    "note",
+    "rows",
+    title="a row file's row groups are not one an episode (v3.0)",
+    consequence="reading one episode reads its neighbours too; lerobot relies on one row group an episode "
+    "from 0.6 on when it streams or cuts (lerobot issue 3807)",
+    mend="write the rows again; `stack prepare` writes one row group an episode",
+)
+
+
+@check("row groups", ROW_GROUPS)
+def row_groups(case: Case) -> Iterator[Fault]:
+    evidence, rows = case.evidence, case.evidence.rows
+    lengths: dict[str, list[int]] = {}
+    for span in rows.spans if evidence.is_v3 else ():
+        lengths.setdefault(span.file, []).append(span.count)
+    for file, own in lengths.items():
+        groups = [size for size in rows.groups.get(file, ()) if size]
+        if groups != own:
+            yield ROW_GROUPS.fault(
+                f"{file} has {len(groups)} row groups of up to {max(groups, default=0)} rows for"
+                f" {len(own)} episodes",
+                where=Place(file),
+                data={"row_groups": len(groups), "episodes": len(own)},
+            )
 
 
 @check("the episode table's numbering", EPISODE_ORDER)

@@ -158,6 +158,7 @@ _TROUBLE_KINDS = {
 def files_open(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     _ = (evidence.info, evidence.episodes, evidence.tasks, evidence.stats, evidence.episode_stats)
+    _ = evidence.provenance
     rows, videos = evidence.rows, evidence.videos
     problems = {(p.file, p.line): p for p in evidence.problems}
     empty = [n for n, size in evidence.files.items() if size == 0 and n.startswith("meta/")]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stack.audit.evidence import whole
+from stack.audit.evidence import Evidence, whole
 from stack.audit.kinds import Case, check, kind
 from stack.audit.trouble import Trouble
 from stack.faults import Fault, Place
@@ -129,7 +129,7 @@ def format_version(case: Case) -> Iterator[Fault]:
         yield VERSION.fault(
             f"codebase_version is {declared!r} but the files are laid out as {layout}", where=Place(INFO)
         )
-    if layout in ("v2.0", "v2.1"):
+    if layout in ("v2.0", "v2.1") and (case.policy is None or case.policy.name != "openpi"):
         yield NEEDS_CONVERSION.fault(f"the layout is {layout}", where=Place(INFO))
 
 
@@ -139,17 +139,7 @@ def totals(case: Case) -> Iterator[Fault]:
     info = evidence.info
     if not info:
         return
-    cameras = {camera for camera, _ in evidence.layout.video_of}
-    chunks = {name.split("/")[1] for name, _ in evidence.layout.data_files}
-    counted: dict[str, int] = {"total_episodes": len(evidence.episodes)}
-    if not evidence.rows.unread:
-        counted["total_frames"] = evidence.rows.count
-    if not evidence.is_v3:
-        counted["total_videos"] = len(cameras) * len(evidence.episodes)
-        counted["total_chunks"] = len(chunks)
-    if evidence.tasks.entries:
-        counted["total_tasks"] = len(evidence.tasks.entries)
-    for key, right in counted.items():
+    for key, right in counted_totals(evidence).items():
         if key not in info:
             if key in ("total_episodes", "total_frames"):
                 yield TOTALS.fault(f"{key} is absent; counted: {right}", where=Place(INFO, feature=key))
@@ -162,6 +152,21 @@ def totals(case: Case) -> Iterator[Fault]:
                 data={"stated": info[key], "counted": right},
             )
     yield from _splits(info.get("splits"), len(evidence.episodes))
+
+
+def counted_totals(evidence: Evidence) -> dict[str, int]:
+    """The totals that info.json may state, counted; those that cannot be counted are left out."""
+    cameras = {camera for camera, _ in evidence.layout.video_of}
+    chunks = {name.split("/")[1] for name, _ in evidence.layout.data_files}
+    counted: dict[str, int] = {"total_episodes": len(evidence.episodes)}
+    if not evidence.rows.unread:
+        counted["total_frames"] = evidence.rows.count
+    if not evidence.is_v3:
+        counted["total_videos"] = len(cameras) * len(evidence.episodes)
+        counted["total_chunks"] = len(chunks)
+    if evidence.tasks.entries:
+        counted["total_tasks"] = len(evidence.tasks.entries)
+    return counted
 
 
 def _splits(splits: Any, episodes: int) -> Iterator[Fault]:

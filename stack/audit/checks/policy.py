@@ -147,12 +147,12 @@ def _state_texts(case: Case) -> list[str]:
     """
     assert case.policy is not None
     evidence, width = case.evidence, case.policy.max_state_dim
-    chosen, rows = quantiles_for_training(evidence, STATE), usable_rows(evidence, STATE)
+    chosen, rows = quantiles_for_training(evidence, STATE, case.policy), usable_rows(evidence, STATE)
     column = evidence.rows.columns.get(STATE)
     if chosen is None or column is None or column.values is None or not len(rows):
         return [" ".join(["128"] * width)]
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, SAMPLED_ROWS).astype(np.int64))]
-    y = normalise(column.values[rows], chosen[1], chosen[2])
+    y = normalise(column.values[rows], chosen[1], chosen[2], case.policy.span_added)
     bins = discretise(y)
     pads = ["128"] * max(0, width - bins.shape[1])
     lines = {" ".join([*map(str, row), *pads]) for row in bins.tolist()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +35,27 @@ WRONG = kind(
     mend=PREPARE,
     also={"error": "for a policy that normalises by them"},
 )
+AVERAGED = kind(
+    "stats-quantiles-averaged",
+    "note",
+    "statistics",
+    title="the stored quantiles are averages of the episodes' quantiles",
+    consequence="the average of quantiles is no quantile: the range is too narrow where episodes differ",
+    mend=PREPARE,
+)
 ALLOWED_SPAN_FRAC = 0.02
+AVERAGED_SHARE = 0.8
+
+
+def _reads(case: Case) -> bool:
+    """Whether the policy that is judged for takes its quantiles from the dataset."""
+    return case.policy is not None and case.policy.reads_stats_json
 
 
 @check("quantiles there", MISSING)
 def quantiles_there(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
-    if evidence.version is None:
+    if evidence.version is None or (case.policy is not None and not _reads(case)):
         return
     names = vector_features(evidence.features)
     stats = evidence.stats or {}
@@ -59,12 +74,12 @@ def quantiles_there(case: Case) -> Iterator[Fault]:
             + ", ".join(absent[:6])
             + (", ..." if len(absent) > 6 else ""),
             where=Place(STATS_JSON if evidence.version != "v2.1" else "meta/episodes_stats.jsonl"),
-            severity="error" if evidence.is_v3 and case.policy else "warning",
+            severity="error" if evidence.is_v3 and _reads(case) else "warning",
             data={"features": absent},
         )
 
 
-@check("quantiles against rows", WRONG)
+@check("quantiles against rows", WRONG, AVERAGED)
 def quantiles_true(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     if evidence.rows.unread:
@@ -90,9 +105,17 @@ def quantiles_true(case: Case) -> Iterator[Fault]:
             f" {channel_name(feature, c)}: stored {q01[c]:.4g} to {q99[c]:.4g}, true {right[0]:.4g} to"
             f" {right[1]:.4g}; {np.mean(outside):.1%} of these channels' values lie outside, 2 % are right",
             where=Place(STATS_JSON, feature=name, channel=channel_name(feature, c)),
-            severity="error" if case.policy else "warning",
+            severity="error" if _reads(case) else "warning",
             data={"channels": [int(b) for b in bad], "outside_frac": float(np.mean(outside))},
         )
+        averages = _averages(case, name, bad)
+        same = _off_from(averages[0], averages[1], q01[bad], q99[bad]) <= ALLOWED_SPAN_FRAC
+        if same.mean() >= AVERAGED_SHARE:
+            yield AVERAGED.fault(
+                f"{name}: {int(same.sum())} of the {len(bad)} wrong channels are averages over"
+                f" {len(evidence.rows.lengths)} episodes",
+                where=Place(STATS_JSON, feature=name),
+            )
 
 
 def _off(exact: Stats, q01: NDArray[np.float64], q99: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -100,7 +123,26 @@ def _off(exact: Stats, q01: NDArray[np.float64], q99: NDArray[np.float64]) -> ND
 
     A span of 0 is compared at float32 precision of the value instead.
     """
-    low, high = exact.q01.reshape(-1), exact.q99.reshape(-1)
+    return _off_from(exact.q01.reshape(-1), exact.q99.reshape(-1), q01, q99)
+
+
+def _averages(case: Case, name: str, channels: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """(len(channels),) twice: q01 and q99 of each episode, averaged with its number of rows as weight."""
+    rows = case.evidence.rows
+    values = rows.columns[name].values
+    assert values is not None
+    spans = [span for span in rows.spans if span.count]
+    each = [
+        np.percentile(values[s.start : s.start + s.count][:, channels].astype(np.float64), [1, 99], axis=0)
+        for s in spans
+    ]
+    mean = np.average(np.stack(each), axis=0, weights=[s.count for s in spans])
+    return mean[0], mean[1]
+
+
+def _off_from(
+    low: NDArray[np.float64], high: NDArray[np.float64], q01: NDArray[np.float64], q99: NDArray[np.float64]
+) -> NDArray[np.float64]:
     off = np.maximum(np.abs(q01 - low), np.abs(q99 - high))
     rounding = 1e-6 * np.maximum(np.abs(low), np.abs(high)) + 1e-9
     span = np.maximum(high - low, rounding)

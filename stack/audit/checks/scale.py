@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stack.audit.checks.policy import in_words, with_slice
-from stack.audit.exact import ACTION, STATE, Channel, channels
+from stack.audit.declared import channel_name
+from stack.audit.exact import ACTION, STATE, Channel, channels, exact_stats
 from stack.audit.kinds import Case, check, kind
 from stack.faults import Fault, Place, Severity
 
@@ -125,8 +126,11 @@ def _hardly_moves(channel: Channel) -> bool:
 
 def _rare_share(case: Case, channel: Channel) -> float | None:
     """Share of the rarer of exactly two values, where it is under 1 %."""
-    if channel.is_constant:
+    exact = exact_stats(case.evidence, channel.feature)
+    if channel.is_constant or exact is None:
         return None
+    if float(exact.q50.reshape(-1)[channel.index]) not in (channel.low, channel.high):
+        return None  # the commoner of two values is the median
     values = case.evidence.rows.columns[channel.feature].values
     assert values is not None
     own = values[:, channel.index]
@@ -144,3 +148,38 @@ def _listed(found: Sequence[Channel]) -> str:
 
 def _places(found: Sequence[Channel]) -> tuple[Place, ...]:
     return tuple(Place(feature=c.feature, channel=c.name) for c in found)
+
+
+PAIRED = kind(
+    "paired-grippers-differ",
+    "warning",
+    "policy",
+    title="left and right gripper are on different scales",
+    consequence="both are normalised to [-1, 1] apart, but what one opening means differs: metres on one "
+    "side, share of the stroke on the other (BEHAVIOR-1K issue 1841)",
+    mend="find out both units and have the recording delivered in one",
+)
+PAIRED_FACTOR = 10.0
+_GRIPPERS = ("gripper", "effector", "claw")
+
+
+@check("scales of paired grippers", PAIRED)
+def paired_grippers(case: Case) -> Iterator[Fault]:
+    evidence = case.evidence
+    for name, feature in evidence.features.items():
+        exact = exact_stats(evidence, name) if feature.names else None
+        if exact is None or exact.q01.size != len(feature.names or ()):
+            continue
+        low, high = (np.asarray(a, np.float64).reshape(-1) for a in (exact.min, exact.max))
+        where = {channel.lower(): i for i, channel in enumerate(feature.names or ())}
+        for left, i in where.items():
+            j = where.get(left.replace("left", "right"))
+            if j is None or j == i or "left" not in left or not any(word in left for word in _GRIPPERS):
+                continue
+            spans = high[i] - low[i], high[j] - low[j]
+            if min(spans) > 0 and max(spans) >= PAIRED_FACTOR * min(spans):
+                yield PAIRED.fault(
+                    f"{left} goes from {low[i]:.4g} to {high[i]:.4g}, its right one from {low[j]:.4g} to"
+                    f" {high[j]:.4g}",
+                    where=Place("meta/info.json", feature=name, channel=channel_name(feature, i)),
+                )

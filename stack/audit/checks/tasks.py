@@ -67,6 +67,15 @@ DIFFERS = kind(
     consequence="loaders take the rows' task; people and tools that read the episode table see another",
     mend="make them agree; `stack prepare` writes the episode table from the rows",
 )
+CHANGES = kind(
+    "task-changes-within-episode",
+    "note",
+    "tasks",
+    title="rows of one episode point to several tasks",
+    consequence="each frame is trained with its own row's prompt, and an action chunk may reach over the "
+    "change; tools that take one task an episode use the first of the list",
+    mend="none if the episode has several parts; else make the rows agree, or cut it into one episode a task",
+)
 
 
 @check("the task table", MISSING, EMPTY, NOT_TEXT, ORDER, DOUBLED)
@@ -101,7 +110,7 @@ def task_table(case: Case) -> Iterator[Fault]:
                 yield DOUBLED.fault(f"the {what} {value!r} is listed {count} times", where=place)
 
 
-@check("tasks of rows and episodes", OUT_OF_RANGE, DIFFERS)
+@check("tasks of rows and episodes", OUT_OF_RANGE, DIFFERS, CHANGES)
 def task_use(case: Case) -> Iterator[Fault]:
     evidence, rows = case.evidence, case.evidence.rows
     column = rows.columns.get("task_index")
@@ -125,6 +134,14 @@ def task_use(case: Case) -> Iterator[Fault]:
                 f" the table has {sorted(t for t in texts if t is not None)[:10]}",
                 where=Place(span.file, span.episode, int(unknown[0]), "task_index"),
                 count=len(unknown),
+            )
+    files = {span.episode: span.file for span in rows.spans}
+    for episode, own_tasks in used.items():
+        if len(own_tasks) > 1:
+            shown = ", ".join(map(str, sorted(own_tasks)[:6]))
+            yield CHANGES.fault(
+                f"the rows of episode {episode} point to {len(own_tasks)} tasks: {shown}",
+                where=Place(files[episode], episode, feature="task_index"),
             )
     for entry in evidence.episodes:
         listed = entry.tasks

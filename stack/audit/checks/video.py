@@ -113,7 +113,7 @@ def video_declared(case: Case) -> Iterator[Fault]:
         place = Place(file, feature=camera)
         stated = _stated(feature)
         codec = stated.get("video.codec")
-        if isinstance(codec, str) and _CODECS.get(codec, codec) != video.codec:
+        if isinstance(codec, str) and codec_of(codec) != video.codec:
             yield CODEC.fault(f"info.json says {codec}; the file is {video.codec}", where=place)
         pix_fmt = stated.get("video.pix_fmt")
         if isinstance(pix_fmt, str) and video.pix_fmt and pix_fmt != video.pix_fmt:
@@ -123,6 +123,11 @@ def video_declared(case: Case) -> Iterator[Fault]:
             yield SIZE.fault(
                 f"info.json says {size[0]}x{size[1]}; the file is {video.width}x{video.height}", where=place
             )
+
+
+def codec_of(stated: str) -> str:
+    """The canonical name of a codec that info.json may call otherwise."""
+    return _CODECS.get(stated, stated)
 
 
 def _each(case: Case) -> Iterator[tuple[str, str, VideoInfo]]:

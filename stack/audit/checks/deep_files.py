@@ -1,0 +1,90 @@
+"""All video files decoded once, over all cores; kept for the checks that look at pictures."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from stack.audit.checks.deep_scan import Clip, Job, Scan, scan
+from stack.audit.clips import ClipSpan
+from stack.audit.kinds import Case
+from stack.dataset.pool import open_pool
+
+TOLD_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Scans and clips by file.
+
+    Attributes:
+        cameras: file -> its camera.
+        pictures, seconds: what was decoded, for the rate.
+    """
+
+    scans: dict[str, Scan]
+    clips: dict[str, tuple[Clip, ...]]
+    cameras: dict[str, str]
+    pictures: int
+    seconds: float
+
+
+def decoded(case: Case) -> Decoded:
+    """Decode on first use; progress and rate go to the case's log."""
+    evidence = case.evidence
+    if evidence.decoded is None:
+        evidence.decoded = _decode(case)
+    return evidence.decoded
+
+
+def _decode(case: Case) -> Decoded:
+    evidence = case.evidence
+    clips, cameras = _clips(case)
+    fps = evidence.fps or 30.0
+    total = sum(evidence.videos[file].frames for file in clips)
+    scans: dict[str, Scan] = {}
+    started = told = time.monotonic()
+    pictures = 0
+    # The folder outlives the pool, whose workers look into it.
+    with TemporaryDirectory(prefix="stack-audit-") as folder, open_pool(None) as pool:
+        stop = Path(folder, "stop")
+        jobs = [Job(evidence.root / file, file, fps, clips[file], stop) for file in clips]
+        # The longest first: the last process to finish is then not one that began with hours of video.
+        jobs.sort(key=lambda job: -evidence.videos[job.name].frames)
+        try:
+            for found in pool.map(scan, jobs):
+                scans[found.name] = found
+                pictures += found.decoded
+                now = time.monotonic()
+                if now - told >= TOLD_EVERY_S or len(scans) == len(jobs):
+                    told = now
+                    rate = pictures / max(now - started, 1e-6)
+                    case.log(f"audit: {pictures} of {total} pictures decoded, {rate:.0f} a second")
+        except BaseException:  # time is up, or Ctrl-C
+            stop.touch()
+            raise
+    return Decoded(scans, clips, cameras, pictures, time.monotonic() - started)
+
+
+def _clips(case: Case) -> tuple[dict[str, tuple[Clip, ...]], dict[str, str]]:
+    evidence = case.evidence
+    by_file: dict[str, list[ClipSpan]] = {}
+    cameras: dict[str, str] = {}
+    for camera, spans in evidence.clips.items():
+        for span in spans:
+            if span.file in evidence.videos:
+                by_file.setdefault(span.file, []).append(span)
+                cameras.setdefault(span.file, camera)
+    return {file: placed(spans, evidence.fps or 30.0) for file, spans in by_file.items()}, cameras
+
+
+def placed(spans: list[ClipSpan], fps: float) -> tuple[Clip, ...]:
+    """Clips where a reader looks for them: at from_timestamp, or one after another where there is none."""
+    found, before = [], 0
+    for span in sorted(spans, key=lambda s: (s.start_s or 0.0, s.episode)):
+        start = before if span.start_s is None else max(0, round(span.start_s * fps))
+        found.append((span.episode, start, span.length or 0))
+        before = start + (span.length or 0)
+    return tuple(found)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from stack.dataset.model import ClipRef
 from stack.dataset.stats_order import QUANTILES, interpolated, quantile_ranks
-from stack.dataset.video import probe
-from stack.dataset.video_decode import decode_frames, decode_key_frames
+from stack.dataset.video_decode import decode_frames
 from stack.errors import BadRequest
 
 CHANNELS_AT_ONCE = 8  # bounds the float64 copy: 305,425 rows x 8 channels are 20 MB
@@ -21,7 +20,6 @@ CHANNELS_AT_ONCE = 8  # bounds the float64 copy: 305,425 rows x 8 channels are 2
 SAMPLES_MIN, SAMPLES_MAX, SAMPLES_POWER = 100, 10_000, 0.75
 DOWNSAMPLE_FROM_PX, DOWNSAMPLE_TO_PX = 300, 150
 LEVELS = 256
-KEY_SAMPLES_MIN, FRAMES_A_SAMPLE = 5, 60
 
 
 @dataclass(frozen=True)
@@ -174,36 +172,15 @@ class CameraSample:
         return Stats(count=np.array([self.frames], dtype=np.int64), **joined)
 
 
-def sampled_key_frames(clip: ClipRef) -> list[int]:
-    """Key frames of a clip that camera statistics look at, spread evenly; empty where there are too few.
-
-    About one in `FRAMES_A_SAMPLE` frames, and at least `KEY_SAMPLES_MIN`: a picture that stands alone costs
-    one decoding step, and neighbours look alike.
-    """
-    end = clip.start + clip.count
-    keys = [k for k in probe(clip.file).key_frames if clip.start <= k < end]
-    wanted = max(KEY_SAMPLES_MIN, clip.count // FRAMES_A_SAMPLE)
-    if len(keys) < wanted:
-        return []
-    return [keys[int(i)] for i in np.round(np.linspace(0, len(keys) - 1, wanted))]
-
-
 def sample_camera(clip: ClipRef) -> CameraSample:
-    """Look at some of an episode's pictures: key frames where there are enough, else lerobot's choice.
+    """Look at the pictures of an episode that lerobot 0.4 to 0.6 looks at, in one forward pass.
 
-    lerobot 0.4 to 0.6 decodes `sampled_frames`, at least 100 of an episode. Where a clip has key frames often
-    enough, fewer pictures that each cost one decoding step give the same statistics within a few levels of
-    256, many times quicker. Else those that lerobot takes are decoded in one forward pass. Pictures
-    whose longer side is 300 px or more are thinned to about 150 px by taking every n-th row and column, as
-    there.
+    Those are `sampled_frames`, at least 100 of an episode that has so many. Pictures whose longer side is
+    300 px or more are thinned to about 150 px by taking every n-th row and column, as there.
     """
     histogram = np.zeros((3, LEVELS), dtype=np.int64)
-    numbers = sampled_key_frames(clip)
-    if numbers:
-        pictures = decode_key_frames(clip.file, numbers)
-    else:
-        numbers = [clip.start + n for n in sampled_frames(clip.count)]
-        pictures = decode_frames(clip.file, numbers)
+    numbers = [clip.start + n for n in sampled_frames(clip.count)]
+    pictures = decode_frames(clip.file, numbers)
     for frame in pictures:
         picture = frame.to_ndarray(format="rgb24")
         step = thinning(*picture.shape[:2])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
 import av
 import numpy as np
 from av.container import InputContainer
-from av.packet import Packet
-from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
@@ -21,7 +18,6 @@ from stack.dataset.video_open import demux, open_video
 from stack.errors import BadRequest
 
 DECODE_RATHER_THAN_SEEK_FRAMES = 16
-DECODERS = {"av1": "libdav1d"}  # FFmpeg's own av1 decodes in hardware only
 _PLANAR_8_BIT = ("yuv420p", "yuv422p", "yuv444p", "yuvj420p", "yuvj422p", "yuvj444p")
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 # ITU-T H.273: brightness of limited range lies in 16 to 235.
@@ -48,57 +44,6 @@ def decode_frames(file: Path, frames: Sequence[int]) -> Iterator[VideoFrame]:
             what = f"frame {frame} is asked of a video of {index.info.frames} frames"
             raise BadRequest("video-frame-out-of-range", what, where=str(file))
     return _decode(index, frames)
-
-
-def decode_key_frames(file: Path, frames: Sequence[int]) -> Iterator[VideoFrame]:
-    """Pictures at key frames, in the pixel format of the file: one packet decoded for each.
-
-    Args:
-        frames: of `VideoInfo.key_frames`, ascending.
-
-    Raises:
-        BadRequest: a picture cannot be decoded.
-    """
-    index = index_video(file)
-    packets = _key_packets(index, frames)
-    context = None
-    for frame, packet in zip(frames, packets, strict=True):
-        try:
-            context = context or _decoder(index)
-            picture = next(iter([*context.decode(packet), *context.decode(None)]))
-            context.flush_buffers()
-        except (av.FFmpegError, StopIteration) as error:
-            what = f"frame {frame} cannot be decoded"
-            raise BadRequest(
-                "video-not-decodable", what, where=str(file), do="fetch or record it again"
-            ) from error
-        yield picture
-
-
-def _decoder(index: VideoIndex) -> VideoCodecContext:
-    """A decoder without a demuxer, which would read and decode the file's beginning first."""
-    context = av.CodecContext.create(DECODERS.get(index.info.codec, index.info.codec), "r")
-    assert isinstance(context, VideoCodecContext)
-    context.extradata = index.info.extradata or None
-    context.thread_count = 1
-    return context
-
-
-def _key_packets(index: VideoIndex, frames: Sequence[int]) -> Iterator[Packet]:
-    file = index.info.file
-    wanted = [index.coded[index.position(frame)] for frame in frames]
-    if all(coded.offset is not None for coded in wanted):
-        with file.open("rb") as raw:
-            for coded in wanted:
-                raw.seek(coded.offset or 0)
-                packet = Packet(raw.read(coded.size_bytes))
-                packet.pts, packet.dts = coded.pts, coded.dts
-                yield packet
-        return
-    with open_video(file) as (container, stream):
-        for coded in wanted:
-            container.seek(coded.dts, backward=True, stream=stream)
-            yield from islice((p for p in demux(container, stream, file) if p.pts == coded.pts), 1)
 
 
 def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[VideoFrame]:

@@ -168,7 +168,7 @@ def _audit(context: Context) -> Stage:
         )
         report = audit(dataset, policy=needs, deep=audit_section.deep)
         write_json(out / "audit.json", report.to_json())
-        write_text(out / "audit.html", render_html(report))
+        write_text(out / "audit.html", render_html(report, dataset))
         errors = [f for f in report.faults if f.severity == "error" and f.code not in audit_section.allow]
         codes = sorted({f.code for f in errors})
         facts = {

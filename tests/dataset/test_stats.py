@@ -193,29 +193,3 @@ def test_sampling_is_lerobots():
         step = thinning(height, width)
         picture = np.zeros((3, height, width), dtype=np.uint8)
         assert picture[:, ::step, ::step].shape == compute_stats.auto_downsample_height_width(picture).shape
-
-
-@pytest.mark.parametrize(("frames", "start", "wanted"), [(400, 0, 6), (300, 33, 5), (700, 0, 11)])
-def test_key_frames_are_sampled_where_there_are_enough(tmp_path, frames, start, wanted):
-    file = tmp_path / "v.mp4"
-    with av.open(str(file), "w") as container:
-        stream = container.add_stream(
-            "libx264", rate=30, options={"preset": "ultrafast", "g": "10", "bf": "2", "sc_threshold": "0"}
-        )
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for n in range(frames):
-            level = np.full((48, 64, 3), n * 250 // frames, dtype=np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(level)))
-        container.mux(stream.encode(None))
-    clip = ClipRef(file, start, frames - start)
-    sample = sample_camera(clip)
-    assert sample.frames == wanted
-    # The pictures are flat: each adds all of its pixels to about one level.
-    shown = all_frames(file)
-    keys = [n for n in range(start, frames) if n % 10 == 0]
-    picked = [keys[round(i * (len(keys) - 1) / (wanted - 1))] for i in range(wanted)]
-    expanded = np.concatenate([shown[n].reshape(-1, 3) for n in picked])
-    for channel in range(3):
-        assert sample.histogram[channel].tolist() == np.bincount(expanded[:, channel], minlength=256).tolist()
-    everything = np.concatenate([f.reshape(-1, 3) for f in shown[start:]]) / 255
-    assert sample.stats().mean.ravel() == pytest.approx(everything.mean(axis=0), abs=0.08)

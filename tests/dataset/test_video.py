@@ -16,7 +16,6 @@ from av.video.frame import PictureType
 
 from stack.dataset.model import ClipRef
 from stack.dataset.video import clip_digest, decode, exact_rate, join, probe, why_not_joinable
-from stack.dataset.video_decode import decode_key_frames
 from stack.errors import StackError
 
 REAL = Path(os.environ.get("STACK_REAL_DATASETS", Path(__file__).parents[3] / "shared" / "datasets"))
@@ -430,26 +429,6 @@ def test_decode_gives_the_frame_asked_for(tmp_path, codec):
             assert picture.dtype == np.uint8
             assert picture.shape == (48, 64, 3)
             assert (picture == wanted[n]).all(), (codec, n)
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_key_frames_decode_alone(tmp_path, codec):
-    file = make_video(tmp_path / "v.mp4", 60, codec=codec)
-    wanted, keys = rgb(decoded(file)), list(probe(file).key_frames)
-    got = rgb(list(decode_key_frames(file, keys)))
-    assert len(got) == len(keys) > 0
-    assert all((a == wanted[n]).all() for n, a in zip(keys, got, strict=True))
-    assert [f.pts for f in decode_key_frames(file, keys)] == [probe(file).pts[n] for n in keys]
-
-
-def test_key_frames_of_real_recordings():
-    files = sorted(REAL.rglob("*.mp4"))
-    if not files:
-        pytest.skip("the real recordings are not on this machine")
-    for file in files[::4]:
-        keys = list(probe(file).key_frames)[:3]
-        for picture, alone in zip(decode(file, keys), decode_key_frames(file, keys), strict=True):
-            assert (alone.to_ndarray(format="rgb24") == picture).all(), file
 
 
 @pytest.mark.parametrize("frame", [-1, 30])

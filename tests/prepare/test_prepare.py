@@ -157,6 +157,7 @@ def test_prepared_data_can_be_prepared_again(load, merged: Path, tmp_path: Path)
 
 # A kill leaves no target, and the next run succeeds.
 
+
 def test_a_failure_in_the_middle_leaves_nothing(
     merged_manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

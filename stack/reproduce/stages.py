@@ -80,6 +80,13 @@ def open_context(run: Loaded[RunManifest], work: Path, provenance: Provenance, l
                 f"{role} is '{name}', which is no {kind} of {models.file.name}; it has: {known}",
                 where=str(run.file),
             )
+    if dataset.manifest.split is not None:
+        raise BadRequest(
+            "run-dataset-split",
+            f"the dataset manifest '{dataset.manifest.name}' writes several datasets, and a run trains on one",
+            where=str(dataset.file),
+            do="prepare the parts with `stack prepare`, and name the training part as a source of its own",
+        )
     folder = work / "runs" / manifest.name
     cache = HashCache(work / "hashes.json")
     return Context(run, dataset, models, work, folder, provenance, cache, log)

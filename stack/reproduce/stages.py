@@ -83,7 +83,7 @@ def open_context(run: Loaded[RunManifest], work: Path, provenance: Provenance, l
     if dataset.manifest.split is not None:
         raise BadRequest(
             "run-dataset-split",
-            f"the dataset manifest '{dataset.manifest.name}' writes several datasets, and a run trains on one",
+            f"the dataset manifest '{dataset.manifest.name}' writes several; a run trains on one dataset",
             where=str(dataset.file),
             do="prepare the parts with `stack prepare`, and name the training part as a source of its own",
         )

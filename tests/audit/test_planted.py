@@ -753,6 +753,7 @@ PLANTS: dict[str, list[Plant]] = {
     "task-empty": [plant("v2.1", in_lines(TASKS, put(1, "task", "  ")), file=TASKS)],
     "task-not-text": [
         plant("v2.1", in_lines(TASKS, put(1, "task", 5)), file=TASKS),
+        plant("v2.1", in_lines(TASKS, put(1, "task", [1, "a"])), file=TASKS),
         plant("v3.0", in_table(TASK_TABLE, lambda t: t.replace_schema_metadata(None)), file=TASK_TABLE),
     ],
     "task-order": [plant("v3.0", in_table(TASK_TABLE, lambda t: t.take([1, 0])), file=TASK_TABLE)],

@@ -154,10 +154,11 @@ def task_use(case: Case) -> Iterator[Fault]:
                     where=Place(entry.file, entry.index),
                 )
             continue
-        pointed = {texts.get(number) for number in used[entry.index]}
-        if not pointed <= set(listed):
-            other = next(text for text in pointed if text not in listed)
+        pointed = [
+            texts.get(number) for number in sorted(used[entry.index])
+        ]  # of any type: see task-not-text
+        if other := [text for text in pointed if text not in listed]:
             yield DIFFERS.fault(
-                f"the rows of episode {entry.index} point to {other!r}; the table lists {listed!r:.200}",
+                f"the rows of episode {entry.index} point to {other[0]!r}; the table lists {listed!r:.200}",
                 where=Place(entry.file, entry.index),
             )

@@ -33,6 +33,11 @@ class Commands(click.Group):
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise click.UsageError(f"no such command '{args[0]}'{hint}", ctx) from error
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Whole first sentences; click would cut them off in the middle."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(n, c.get_short_help_str(limit=400)) for n, c in self.commands.items()])
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # in the order of a project's life, not of the alphabet
 

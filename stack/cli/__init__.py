@@ -1,0 +1,65 @@
+"""The command line: parse, call, print. Rooms are imported inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from typing import NoReturn
+
+import click
+
+from stack import __version__
+from stack.cli.checks import audit, demo, doctor, mend
+from stack.cli.data import convert, drop, merge, prepare, stats
+from stack.cli.models import mirror
+from stack.cli.options import Commands
+from stack.cli.runs import reproduce, sweep, train
+from stack.cli.track import track
+from stack.errors import Exit, StackError
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="stack")
+def cli() -> None:
+    """From raw robot recordings to a fine-tuned pi0.5 policy: checked, reproducible, offline.
+
+    Exit codes: 0 good; 1 done, and what was judged is not good; 2 the request is wrong; 3 the environment is
+    not able; 4 the work ran and failed; 70 a bug of stack; 130 interrupted.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code; a user's mistake never shows a traceback."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else Exit.OK)
+    except StackError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(Exit.BAD_REQUEST)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(f"interrupted; go on with the same command: stack {' '.join(sys.argv[1:])}", err=True)
+        sys.exit(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(Exit.OK)
+    except Exception as error:
+        click.echo(f"error[bug]: {type(error).__name__}: {error}", err=True)
+        click.echo(f"  this is a fault of stack itself; the traceback is in {_keep_traceback()}", err=True)
+        sys.exit(Exit.OUR_BUG)
+
+
+def _keep_traceback() -> str:
+    with tempfile.NamedTemporaryFile("w", prefix="stack-bug-", suffix=".txt", delete=False) as file:
+        traceback.print_exc(file=file)
+    return file.name
+
+
+for command in (
+    doctor, demo, audit, mend, prepare, convert, merge, drop, stats, mirror, sweep, train, reproduce, track,
+):  # fmt: skip
+    cli.add_command(command)

@@ -1,0 +1,177 @@
+"""Write datasets: prepare, convert, merge, drop, stats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stack.cli.options import FILE, FOLDER, log, manifest_options, show_json
+from stack.errors import BadRequest
+
+
+@click.command()
+@click.argument("manifest", type=FILE)
+@click.option("--out", type=FOLDER, help="The folder to write; must not exist, unless --replace.")
+@click.option("--replace", is_flag=True, help="Swap the dataset at --out for the new one, once that stands.")
+@click.option("--videos", type=click.Choice(["join", "link", "transcode"]), help="Overrides the manifest.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core.")
+@click.option("--executor", metavar="tcp://HOST:PORT", help="Let the workers of this Dask scheduler work.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@manifest_options
+def prepare(
+    manifest: Path,
+    out: Path | None,
+    replace: bool,
+    videos: Any,
+    jobs: int | None,
+    executor: str | None,
+    dry_run: bool,
+    overrides: tuple[str, ...],
+    allow_outside: bool,
+) -> None:
+    """Turn the deliveries that a dataset MANIFEST names into one v3.0 dataset.
+
+    Example: stack prepare manifests/datasets/demo.yaml --out work/demo-dataset
+    """
+    from stack.manifests import load_dataset_manifest
+    from stack.prepare import outline, summary
+    from stack.prepare import prepare as run_prepare
+
+    loaded = load_dataset_manifest(manifest, overrides=overrides, allow_outside=allow_outside)
+    if dry_run:
+        click.echo(outline(loaded, videos=videos, jobs=jobs))
+        return
+    if out is None:
+        raise BadRequest("prepare-no-out", "where to write is not given", do="add --out DIR, or --dry-run")
+    prepared = run_prepare(
+        loaded, out=out, videos=videos, jobs=jobs, executor=executor, replace=replace, log=log
+    )
+    click.echo(summary(prepared))
+
+
+VERSION = click.Choice(["v3.0", "v2.1"])
+
+
+def _direct_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What the commands that need no manifest share."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
+        click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core."),
+        click.option("--replace", is_flag=True, help="Swap the dataset at DST once the new one stands."),
+        click.option(
+            "--decide",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Answer a question that a source raises, such as timestamps=restamp; repeatable.",
+        ),
+        click.option(
+            "--videos", type=click.Choice(["join", "link"]), default="join", help="Copy, or hard-link."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _write_directly(
+    sources: tuple[Path, ...],
+    out: Path,
+    *,
+    version: str | None,
+    options: dict[str, Any],
+    drop_episodes: str | None = None,
+    robot_type: str | None = None,
+) -> None:
+    from stack.prepare import summary
+    from stack.prepare.direct import preview, request, run
+
+    loaded = request(
+        sources,
+        out,
+        version=version,
+        drop_episodes=drop_episodes,
+        decide=options["decide"],
+        robot_type=robot_type,
+    )
+    if options["dry_run"]:
+        click.echo(preview(loaded, videos=options["videos"], jobs=options["jobs"]))
+        return
+    prepared = run(
+        loaded,
+        out=out,
+        videos=options["videos"],
+        jobs=options["jobs"],
+        replace=options["replace"],
+        log=log,
+    )
+    click.echo(summary(prepared))
+
+
+@click.command()
+@click.argument("src", type=FOLDER)
+@click.argument("dst", type=FOLDER)
+@click.option("--to", "version", type=VERSION, default="v3.0", show_default=True, help="The format to write.")
+@_direct_options
+def convert(src: Path, dst: Path, version: str, **options: Any) -> None:
+    """Write dataset SRC, of any version, as DST in another; no frame and no value changes.
+
+    Example: stack convert work/demo-dataset work/demo-v21 --to v2.1
+    """
+    _write_directly((src,), dst, version=version, options=options)
+
+
+@click.command()
+@click.argument("src", type=FOLDER, nargs=-1, required=True)
+@click.argument("dst", type=FOLDER)
+@click.option("--to", "version", type=VERSION, default="v3.0", show_default=True, help="The format to write.")
+@click.option("--robot-type", help="Settles sources that disagree.")
+@_direct_options
+def merge(src: tuple[Path, ...], dst: Path, version: str, robot_type: str | None, **options: Any) -> None:
+    """Join datasets SRC... into DST; what differs in form is reconciled, what really differs is refused.
+
+    Example: stack merge deliveries/task_5867 deliveries/task_5868 work/both
+    """
+    _write_directly(src, dst, version=version, options=options, robot_type=robot_type)
+
+
+@click.command()
+@click.argument("src", type=FOLDER)
+@click.argument("dst", type=FOLDER)
+@click.option("--episodes", required=True, metavar="3,7-9", help="Source episodes to leave out.")
+@click.option("--to", "version", type=VERSION, help="The format to write; default: that of SRC.")
+@_direct_options
+def drop(src: Path, dst: Path, episodes: str, version: str | None, **options: Any) -> None:
+    """Write dataset SRC as DST without some episodes; SRC stays as it is, videos are copied, not encoded.
+
+    Example: stack drop work/demo-dataset work/demo-smaller --episodes 3,7-9
+    """
+    _write_directly((src,), dst, version=version, options=options, drop_episodes=episodes)
+
+
+@click.command()
+@click.argument("dataset", type=FOLDER)
+@click.option(
+    "--write", is_flag=True, help="Put them into the dataset's meta folder, in place of what is there."
+)
+@click.option("--norm-stats", "norm_to", type=FILE, help="Write openpi's norm_stats.json here.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core.")
+@click.option("--json", "json_to", metavar="FILE", help="Write the statistics as JSON; '-' for stdout.")
+def stats(dataset: Path, write: bool, norm_to: Path | None, jobs: int | None, json_to: str | None) -> None:
+    """Exact statistics of DATASET: over all rows, quantiles as numpy defines them.
+
+    Example: stack stats work/demo-dataset --norm-stats work/norm_stats.json
+    """
+    from stack.files import write_json
+    from stack.prepare.measure import measure, norm_stats, table, write_into
+
+    measured = measure(dataset, jobs=jobs, log=log)
+    show_json({name: entry.to_json() for name, entry in measured.features.items()}, json_to)
+    if json_to != "-":
+        click.echo(table(measured))
+    if norm_to is not None:
+        write_json(norm_to, norm_stats(measured))
+        log(f"openpi's statistics in {norm_to}")
+    if write:
+        log(f"written into {write_into(measured)}")

@@ -1,0 +1,50 @@
+"""The tracking server and the shipper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from stack.cli.options import FOLDER, Commands, log
+from stack.errors import BadRequest
+
+
+@click.group(cls=Commands)
+def track() -> None:
+    """The local MLflow server, and the way of a run's journal to one."""
+
+
+@track.command("server")
+@click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Default: a free one.")
+def track_server(work: Path, port: int | None) -> None:
+    """Serve the runs of a working folder on loopback until Ctrl-C.
+
+    Example: stack track server --port 5000
+    """
+    from stack.tracking.server import serve
+
+    serve(work.absolute() / "tracking", port=port, log=click.echo)
+
+
+@track.command("ship")
+@click.argument("folder", type=FOLDER)
+@click.option("--server", help="Address; default: a server over the store of --work, started for this.")
+@click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
+def track_ship(folder: Path, server: str | None, work: Path) -> None:
+    """Bring the journals below a run FOLDER to MLflow; what is there already stays as it is.
+
+    Example: stack track ship work/runs/demo-cpu --server http://tracking.example:5000
+    """
+    from stack.tracking.ship import ship
+
+    if not folder.is_dir():
+        raise BadRequest("track-no-folder", "the run folder is not there", where=str(folder))
+    if server is not None:
+        ship(folder, server, log=log)
+        return
+    from stack.tracking.server import Server
+
+    with Server.start(work.absolute() / "tracking", log=log) as local:
+        ship(folder, local.uri, log=log)

@@ -69,7 +69,7 @@ def test_a_childs_time_and_memory_are_counted() -> None:
         "import json, sys\n"
         "from bench.measure import measure\n"
         "idle = measure([sys.executable, '-c', 'import time; time.sleep(0.5)'])\n"
-        f"child = 'import subprocess, sys; subprocess.run([sys.executable, \"-c\", ' + repr({work!r}) + '])'\n"
+        f"child = 'import subprocess as s, sys; s.run([sys.executable, \"-c\", ' + repr({work!r}) + '])'\n"
         "busy = measure([sys.executable, '-c', child])\n"
         "both = idle + busy\n"
         "print(json.dumps([[c.wall_s, c.cpu_s, c.peak_mib] for c in (idle, busy, both)]))\n"

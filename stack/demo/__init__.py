@@ -24,6 +24,18 @@ class DemoReport:
     size_bytes: int
 
 
+def is_replaceable(folder: Path) -> bool:
+    """Whether nothing but a demo would be lost with `folder`: it is absent, empty, or a demo and no more."""
+    from stack.demo.faults import TASK, TASK_1
+
+    if not folder.exists():
+        return True
+    if not folder.is_dir() or not {entry.name for entry in folder.iterdir()} <= {"deliveries", "models"}:
+        return False
+    deliveries = folder / "deliveries"
+    return not deliveries.is_dir() or {entry.name for entry in deliveries.iterdir()} <= {TASK, TASK_1}
+
+
 def write_demo(out: Path, *, seed: int = 0, log: Callable[[str], None] = lambda _: None) -> DemoReport:
     """Write `out/deliveries/*` and `out/models/*`, whole or not at all; the same bytes for the same seed.
 

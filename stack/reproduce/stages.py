@@ -106,7 +106,16 @@ def make_stage(name: str, context: Context) -> Stage:
 
 
 def _demo(context: Context) -> Stage:
+    from stack.demo import is_replaceable
+
     folder = context.run.path(context.run.manifest.demo or "")
+    if not is_replaceable(folder):
+        raise BadRequest(
+            "run-demo-folder-taken",
+            f"'{context.run.manifest.demo}' holds something else than a demo, which would be lost",
+            where=str(context.run.file),
+            do=f"name another folder under demo:, or move {folder} away",
+        )
 
     def work(out: Path, _resume: bool) -> Outcome:
         from stack.demo import write_demo

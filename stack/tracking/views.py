@@ -10,7 +10,7 @@ import json
 
 from stack.tracking import names
 
-ML_MODE = "workflowType=machine_learning"  # else pages open in the mode for chat agents
+ML_MODE = "workflowType=machine_learning"  # else pages open in the mode for chat models
 VIEW = "stack"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 

@@ -3,10 +3,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 uv=${UV:-uv}
-"$uv" pip compile -q pyproject.toml --extra production --extra dev --overrides manifests/locks/slim.txt \
+"$uv" pip compile -q pyproject.toml --extra production --extra server --extra dev --overrides manifests/locks/slim.txt \
   --overrides manifests/locks/slim-production.txt --universal \
   --python-version 3.10 --generate-hashes --no-annotate --no-header -o manifests/locks/production.txt
-"$uv" pip compile -q pyproject.toml --extra current --extra dev --overrides manifests/locks/slim.txt --universal \
+"$uv" pip compile -q pyproject.toml --extra current --extra server --extra dev --overrides manifests/locks/slim.txt --universal \
   --python-version 3.12 --generate-hashes --no-annotate --no-header -o manifests/locks/current.txt
 # Left-out packages would otherwise stand in the lock under a marker that never holds.
 for lock in manifests/locks/production.txt manifests/locks/current.txt; do

@@ -15,7 +15,7 @@ from stack.cli.data import convert, drop, merge, prepare, stats
 from stack.cli.models import mirror
 from stack.cli.options import Commands
 from stack.cli.runs import reproduce, sweep, train
-from stack.cli.supply import image, locks, mirror_wheels
+from stack.cli.supply import image, locks, mirror_sbom, mirror_wheels
 from stack.cli.track import track
 from stack.errors import Exit, StackError
 
@@ -66,3 +66,4 @@ for command in (
 ):  # fmt: skip
     cli.add_command(command)
 mirror.add_command(mirror_wheels)
+mirror.add_command(mirror_sbom)

@@ -51,6 +51,27 @@ def mirror_wheels(target: str, to: Path, verify: bool, manifest: Path) -> None:
     raise click.exceptions.Exit(Exit.NOT_GOOD if errors else Exit.OK)
 
 
+@click.command("sbom")
+@click.option("--for", "target", required=True, metavar="TARGET", help="A target of the manifest.")
+@click.option("--wheels", type=FOLDER, required=True, help="Its whole wheelhouse.")
+@click.option("--to", type=FILE, required=True, help="Where to write the CycloneDX JSON.")
+@_wheels_manifest
+def mirror_sbom(target: str, wheels: Path, to: Path, manifest: Path) -> None:
+    """List what a TARGET installs and under which licences, as a CycloneDX bill of materials.
+
+    Example: stack mirror sbom --for container-aarch64 --wheels work/wheels/container-aarch64 --to sbom.json
+    """
+    from stack.files import write_json
+    from stack.manifests import load_wheels_manifest
+    from stack.supply.sbom import bill, read_components, table
+
+    loaded = load_wheels_manifest(manifest)
+    proof, parts = read_components(loaded.manifest, target, loaded.file.parent / "locks", wheels)
+    write_json(to, bill(proof, parts))
+    click.echo(table(parts))
+    click.echo(f"{len(parts)} packages of {target} in {to}")
+
+
 @click.group(cls=Commands)
 def locks() -> None:
     """The hashed pins below manifests/locks."""

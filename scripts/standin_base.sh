@@ -48,7 +48,12 @@ ln -s python3.10 "$env/bin/python"
 ln -s python3.10 "$env/bin/python3"
 cp -a "$tree/lib/python3.10" "$env/lib/"
 rm -rf "$env/lib/python3.10/test" "$env/lib/python3.10/config-3.10"* "$env"/lib/python3.10/site-packages/*
-if ls "$tree"/lib/libpython3.10.so* >/dev/null 2>&1; then cp -a "$tree"/lib/libpython3.10.so* "$env/lib/"; fi
+if ls "$tree"/lib/libpython3.10.so* >/dev/null 2>&1; then
+  # A Python built with a shared library looks for it where it was built.
+  cp -a "$tree"/lib/libpython3.10.so* "$env/lib/"
+  echo /opt/conda/envs/torch2.7.1/lib >"$root/etc/ld.so.conf.d/python.conf"
+  ldconfig -r "$root"
+fi
 site=$env/lib/python3.10/site-packages
 
 version_of() { sed -n "s/^$1==\([^ ]*\).*/\1/p" "$here/../manifests/locks/base.txt"; }

@@ -227,10 +227,12 @@ def _stage(root: Path, context: Path, wheels: Path, proof: Proof) -> None:
 
 
 def _reason(said: str) -> str:
-    """The errors that our own scripts wrote, with what follows; else the last lines."""
+    """What our own scripts said, up to their error and its mend; else the last lines."""
     lines = [line for line in said.splitlines() if line.strip()]
-    first = next((i for i, line in enumerate(lines) if line.startswith("error[")), None)
-    return "\n".join(f"  {line}" for line in (lines[-_LAST_LINES:] if first is None else lines[first:]))
+    ours = ("error[", "base: ", "  ")
+    if any(line.startswith("error[") for line in lines):
+        return "\n".join(f"  {line}" for line in lines if line.startswith(ours))
+    return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:])
 
 
 def _label(facts: dict[str, Any], name: str) -> str | None:

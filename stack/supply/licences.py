@@ -76,7 +76,7 @@ def licence_of(metadata: Message) -> Licence:
         # Several classifiers do not say whether one may choose; such packages state it in words.
         if len(named) == 1:
             return Licence(named[0], None)
-        return Licence(by_text, " / ".join(str(name) for name in named))
+        return Licence(by_text, None if by_text else " / ".join(str(name) for name in named))
     if by_text is not None:
         return Licence(by_text, None)
     said = text if text.lower() not in _NO_ANSWER else ""

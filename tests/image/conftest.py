@@ -48,7 +48,9 @@ class Site:
     def wheels(self) -> Path:
         return self.root / "wheels"
 
-    def pin(self, name: str, version: str, *files: Path, marker: str = "", hashes: tuple[str, ...] = ()) -> None:
+    def pin(
+        self, name: str, version: str, *files: Path, marker: str = "", hashes: tuple[str, ...] = ()
+    ) -> None:
         known = [*hashes, *(sha256(file) for file in files)]
         head = f"{name}=={version}" + (f" ; {marker}" if marker else "")
         self.pins.append(head + "".join(f" \\\n    --hash=sha256:{h}" for h in known) + "\n")
@@ -60,9 +62,7 @@ class Site:
             {
                 "schema": "stack/wheels/1",
                 "locks": {"app": {"requirements": ["app"], "python": "3.10"}},
-                "targets": {
-                    "site": {"locks": ["app"], "python": python, "machine": machine, "glibc": glibc}
-                },
+                "targets": {"site": {"locks": ["app"], "python": python, "machine": machine, "glibc": glibc}},
             }
         )
 

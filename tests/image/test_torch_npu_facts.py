@@ -30,7 +30,14 @@ def wheel(checkout: Path) -> zipfile.ZipFile:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stack" / "wheels"
     path = cache / NAME
     if not path.is_file() or sha256(path) not in pins["torch-npu"].hashes:
-        command = [getattr(sys, "_base_executable", sys.executable), "-m", "pip", "download", "--quiet", "--no-deps"]
+        command = [
+            getattr(sys, "_base_executable", sys.executable),
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+        ]
         command += ["--only-binary=:all:", "--python-version", "3.10", "--platform", "manylinux_2_28_aarch64"]
         command += ["--retries", "0", "--timeout", "10", "--dest", str(cache), "torch-npu==2.7.1.post6"]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -125,7 +132,9 @@ def test_its_out_of_memory_messages_are_known(wheel: zipfile.ZipFile) -> None:
     assert unknown == set()
 
 
-def test_the_wheel_asks_for_the_torch_that_the_base_lock_names(wheel: zipfile.ZipFile, checkout: Path) -> None:
+def test_the_wheel_asks_for_the_torch_that_the_base_lock_names(
+    wheel: zipfile.ZipFile, checkout: Path
+) -> None:
     metadata = source(wheel, "torch_npu-2.7.1.post6.dist-info/METADATA")
     versions = {pin.name: pin.version for pin in read_lock(checkout / "manifests" / "locks" / "base.txt")}
     assert f"Requires-Dist: torch=={versions['torch']}\n" in metadata

@@ -55,7 +55,7 @@ echo "$found" >/opt/stack/base.txt
 "$env/bin/python" -I "$here/prove.py" /build/manifests/locks "$env" >/opt/stack/packages.txt
 
 # Compiled code that depends on no clock; without it every start as another user would compile all again.
-PYTHONHASHSEED=0 "$env/bin/python" -I -m compileall -q -j 1 --invalidation-mode unchecked-hash /opt/stack/env/lib \
+PYTHONHASHSEED=0 "$env/bin/python" -I -m compileall -q -j 1 --invalidation-mode unchecked-hash -x '/tests?/' /opt/stack/env/lib \
   /opt/stack/src >/build/compile.log 2>&1 || true # packages carry templates that are no Python
 [ -f "$(echo /opt/stack/src/stack/__pycache__/errors.*.pyc)" ] || fail image-not-compiled "no code was compiled" "see /build/compile.log"
 

@@ -13,7 +13,7 @@ import pytest
 
 from stack.errors import BadRequest, NotAble, WorkFailed
 from stack.manifests import ImagesManifest, load_images_manifest, load_wheels_manifest
-from stack.supply import image
+from stack.supply import docker, image
 from stack.supply.wheelhouse import Proof
 
 SHELL_SCRIPTS = ("engine.sh", "standin_base.sh", "standin_cann.sh", "image/find_base.sh", "image/assemble.sh")
@@ -85,7 +85,7 @@ def test_scripts_are_plain_shell(checkout: Path, name: str) -> None:
     assert subprocess.run(["sh", "-n", str(script)], capture_output=True, text=True).stderr == ""
 
 
-# --- the plan of a build ------------------------------------------------------------------------------------------
+# --- the plan of a build ---
 
 BASE = image.Base("vendor:1", "sha256:" + "a" * 64, "aarch64", 1000, ("sha256:one",))
 SOURCE = image.Source("c0ffee" * 6 + "c0ff", 1_760_000_000, False)
@@ -121,7 +121,8 @@ def test_the_labels_tell_commit_lock_and_base(plan: dict[str, str], checkout: Pa
 
 @pytest.mark.parametrize(
     "changed",
-    [{"cann": "any"}, {"driver_gid": 1001}, {"run_uid": 7}, {"source": image.Source("f" * 40, 1_760_000_000, False)},
+    [{"cann": "any"}, {"driver_gid": 1001}, {"run_uid": 7},
+     {"source": image.Source("f" * 40, 1_760_000_000, False)},
      {"base": image.Base("vendor:1", "sha256:" + "b" * 64, "aarch64", 1000, ())},
      {"proof": Proof("container-aarch64", "e" * 64, (), (), ())}],
 )  # fmt: skip
@@ -132,15 +133,14 @@ def test_whatever_decides_the_image_decides_its_inputs_label(
     assert arguments(checkout, **changed)["INPUTS"] != plan["INPUTS"]
 
 
-# --- refusals, with an engine that answers what a test says ---------------------------------------------------------
+# --- refusals, with an engine that answers what a test says ---
 
 
 class Engine:
     """Stands in for stack.supply.docker."""
 
-    MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-
     def __init__(self, machine: str, **images: dict[str, Any]) -> None:
+        self.MACHINES = docker.MACHINES
         self.machine, self.images, self.builds = machine, images, 0
 
     def engine_machine(self) -> str:
@@ -249,7 +249,7 @@ def test_only_committed_files_and_proven_wheels_are_sent(checkout: Path, tmp_pat
     )
 
 
-# --- the engine script, with a docker that answers what a test says ---------------------------------------------------
+# --- the engine script, with a docker that answers what a test says ---
 
 
 def engine_script(

@@ -27,10 +27,12 @@ from .conftest import Site, sha256, write_wheel
         # A family of licences is no licence; nobody here decides which of them is meant.
         ("Classifier: License :: OSI Approved :: BSD License", None, "BSD License"),
         ("License: BSD", None, "BSD"),
-        ("Classifier: License :: OSI Approved :: MIT License\nClassifier: License :: OSI Approved :: Apache Software License",
+        ("Classifier: License :: OSI Approved :: MIT License\n"
+         "Classifier: License :: OSI Approved :: Apache Software License",
          None, "MIT / Apache-2.0"),
         ("License: MPL-2.0 AND MIT\nClassifier: License :: OSI Approved :: MIT License\n"
-         "Classifier: License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)", "MPL-2.0 AND MIT", None),
+         "Classifier: License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)",
+         "MPL-2.0 AND MIT", None),
         ("License: NVIDIA Proprietary Software\nClassifier: License :: Other/Proprietary License",
          None, "NVIDIA Proprietary Software"),
         ("License: Copyright (c) 2005\n  a whole text\n  of many lines", None, None),

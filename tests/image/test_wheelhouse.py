@@ -61,8 +61,9 @@ def test_one_flipped_byte_is_named(whole: Site) -> None:
 
 @pytest.mark.parametrize(
     "tag",
-    ["cp310-cp310-manylinux_2_17_x86_64", "cp311-cp311-manylinux_2_17_aarch64", "cp310-cp310-manylinux_2_29_aarch64",
-     "cp310-cp310-musllinux_1_2_aarch64", "cp311-abi3-manylinux_2_17_aarch64", "cp310-cp310-macosx_11_0_arm64"],
+    ["cp310-cp310-manylinux_2_17_x86_64", "cp311-cp311-manylinux_2_17_aarch64",
+     "cp310-cp310-manylinux_2_29_aarch64", "cp310-cp310-musllinux_1_2_aarch64",
+     "cp311-abi3-manylinux_2_17_aarch64", "cp310-cp310-macosx_11_0_arm64"],
 )  # fmt: skip
 def test_a_right_file_for_another_machine_is_wrong_here(whole: Site, tag: str) -> None:
     next(whole.wheels.glob("native_part-*")).unlink()
@@ -126,7 +127,7 @@ def test_the_record_is_a_function_of_the_files(whole: Site, tmp_path: Path) -> N
     assert (copy / "site.wheels.json").read_bytes() == first
 
 
-# --- fetching: real pip, from a folder in place of an index ---------------------------------------------------
+# --- fetching: real pip, from a folder in place of an index ---
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ def target(**changed: str) -> Target:
 @pytest.mark.parametrize(
     "text",
     ["app==1.0\n", f"app>=1.0 \\\n    --hash=sha256:{H}\n", "--index-url x\n",
-     f"    --hash=sha256:{H}\n", "app @ https://example.org/app.whl\n", f"app==1.0 ; nonsense \\\n    --hash=sha256:{H}\n"],
+     f"    --hash=sha256:{H}\n", "app @ https://example.org/app.whl\n",
+     f"app==1.0 ; nonsense \\\n    --hash=sha256:{H}\n"],
 )  # fmt: skip
 def test_what_is_no_hashed_pin_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
     file = tmp_path / "app.txt"

@@ -16,6 +16,24 @@ found=$(sh "$here/find_base.sh")
 eval "$(echo "$found" | sed "s/=\(.*\)/='\1'/")"
 env=/opt/stack/env
 
+# Who the container runs as: the driver's device nodes belong to the group HwHiAiUser, by number
+gid=$(awk -F: '$1 == "HwHiAiUser" { print $3 }' /etc/group)
+if [ -n "$gid" ] && [ -n "$DRIVER_GID" ] && [ "$gid" != "$DRIVER_GID" ]; then
+  fail image-driver-group "the base's group HwHiAiUser has the number $gid; DRIVER_GID is $DRIVER_GID" \
+    "leave DRIVER_GID out, or give the hosts and the image the same number"
+fi
+group_line=""
+if [ -z "$gid" ]; then
+  gid=${DRIVER_GID:-1000}
+  taken=$(awk -F: -v gid="$gid" '$3 == gid { print $1 }' /etc/group)
+  [ -z "$taken" ] || fail image-driver-group "the base has no group HwHiAiUser, and $gid is its group '$taken'" \
+    "give the number that the hosts' HwHiAiUser has: DRIVER_GID=NUMBER"
+  group_line="HwHiAiUser:x:$gid:"
+fi
+if grep -q -e '^stack:' -e "^[^:]*:[^:]*:$RUN_UID:" /etc/passwd; then
+  fail image-user "the base has a user 'stack', or one with the number $RUN_UID" "give another number: RUN_UID=NUMBER"
+fi
+
 # The environment
 "$BASE_PYTHON" -m venv --system-site-packages --without-pip --symlinks "$env"
 mkdir -p /build/tools
@@ -52,33 +70,18 @@ printf '#!%s\n. /opt/stack/environment.sh\nexec %s/bin/python "$@"\n' "$shell" "
 chmod 755 /opt/stack/bin/*
 echo "$found" >/opt/stack/base.txt
 
-"$env/bin/python" -I "$here/prove.py" /build/manifests/locks "$env" >/opt/stack/packages.txt
+"$env/bin/python" -I -B "$here/prove.py" /build/manifests/locks "$env" >/opt/stack/packages.txt
 
 # Compiled code that depends on no clock and no chance: the seed orders sets of constants, and -I would ignore it.
 # Without compiled code every start as a user who cannot write here would compile all again.
-(cd / && env -i PYTHONHASHSEED=0 "$env/bin/python" -s -m compileall -q --invalidation-mode unchecked-hash \
+(cd / && env -i PYTHONHASHSEED=0 "$env/bin/python" -s -m compileall -f -q --invalidation-mode unchecked-hash \
   -x '/tests?/' /opt/stack/env/lib /opt/stack/src >/build/compile.log 2>&1) || true # packages carry templates
 [ -f "$(echo /opt/stack/src/stack/__pycache__/errors.*.pyc)" ] ||
   fail image-not-compiled "no code was compiled: $(tail -n 1 /build/compile.log)" "look at the base's Python"
 
-# The user: the driver's device nodes belong to the group HwHiAiUser, by number
-gid=$(awk -F: '$1 == "HwHiAiUser" { print $3 }' /etc/group)
-if [ -n "$gid" ] && [ -n "$DRIVER_GID" ] && [ "$gid" != "$DRIVER_GID" ]; then
-  fail image-driver-group "the base's group HwHiAiUser has the number $gid; DRIVER_GID is $DRIVER_GID" \
-    "leave DRIVER_GID out, or give the hosts and the image the same number"
-fi
 mkdir -p /image/etc /image/opt /image/work
 cp /etc/passwd /etc/group /image/etc/
-if [ -z "$gid" ]; then
-  gid=${DRIVER_GID:-1000}
-  taken=$(awk -F: -v gid="$gid" '$3 == gid { print $1 }' /etc/group)
-  [ -z "$taken" ] || fail image-driver-group "the base has no group HwHiAiUser, and $gid is its group '$taken'" \
-    "give the number that the hosts' HwHiAiUser has: DRIVER_GID=NUMBER"
-  echo "HwHiAiUser:x:$gid:" >>/image/etc/group
-fi
-if grep -q -e '^stack:' -e "^[^:]*:[^:]*:$RUN_UID:" /etc/passwd; then
-  fail image-user "the base has a user 'stack', or one with the number $RUN_UID" "give another number: RUN_UID=NUMBER"
-fi
+[ -z "$group_line" ] || echo "$group_line" >>/image/etc/group
 echo "stack:x:$RUN_UID:$gid:stack:/work:$shell" >>/image/etc/passwd
 mv /opt/stack /image/opt/
 

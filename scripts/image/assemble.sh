@@ -58,10 +58,14 @@ mkdir -p /opt/stack/bin
   echo "if [ -z \"\${STACK_ENVIRONMENT:-}\" ]; then"
   echo "  export STACK_ENVIRONMENT=1"
   echo "  . '$CANN_SET_ENV' >/dev/null"
-  echo "  for folder in lib64 lib64/common lib64/driver; do"
-  echo "    LD_LIBRARY_PATH=\"\${LD_LIBRARY_PATH:+\$LD_LIBRARY_PATH:}/usr/local/Ascend/driver/\$folder\""
-  echo "  done"
+  echo "  driver=/usr/local/Ascend/driver/lib64"
+  echo "  LD_LIBRARY_PATH=\${LD_LIBRARY_PATH:-}:\$driver:\$driver/common:\$driver/driver"
+  # An empty part, which set_env.sh may leave, would mean the working folder.
+  echo "  LD_LIBRARY_PATH=\$(echo \"\$LD_LIBRARY_PATH\" | tr -s : | sed 's/^://; s/:\$//')"
+  echo "  PYTHONPATH=\$(echo \"\${PYTHONPATH:-}\" | tr -s : | sed 's/^://; s/:\$//')"
+  echo "  if [ -z \"\$PYTHONPATH\" ]; then unset PYTHONPATH; else export PYTHONPATH; fi"
   echo "  export LD_LIBRARY_PATH"
+  echo "  unset driver"
   echo "fi"
 } >/opt/stack/environment.sh
 printf '#!%s\n. /opt/stack/environment.sh\nexec "$@"\n' "$shell" >/opt/stack/bin/with-environment

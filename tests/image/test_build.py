@@ -20,7 +20,7 @@ from stack.errors import WorkFailed
 from stack.manifests import load_images_manifest, load_wheels_manifest
 from stack.supply import docker
 from stack.supply.fetching import fetch
-from stack.supply.image import Built, build
+from stack.supply.image import STAGE_LABEL, Built, build
 
 pytestmark = pytest.mark.skipif("STACK_DOCKER" not in os.environ, reason="builds images; set STACK_DOCKER=1")
 TAGS = ("stack-test:first", "stack-test:second", "stack-test:refused")
@@ -59,11 +59,21 @@ def make(checkout: Path, base: str, wheels: Path, tag: str, **options: object) -
     return build(checkout, images, manifest, wheels=wheels, base=base, tag=tag, **options)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="session")
-def first(checkout: Path, base: str, wheels: Path) -> Iterator[Built]:
-    yield make(checkout, base, wheels, TAGS[0], cache=False)
+@pytest.fixture(scope="session", autouse=True)
+def _swept_at_the_end() -> Iterator[None]:
+    """What the builds leave is removed once; it takes longer than it should where others use the disk."""
+    sweep = docker.prune_stages
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(docker, "prune_stages", lambda label: None)
+        yield
     for tag in TAGS:
         run("image", "rm", "--force", tag, check=False)
+    sweep(STAGE_LABEL)
+
+
+@pytest.fixture(scope="session")
+def first(checkout: Path, base: str, wheels: Path) -> Built:
+    return make(checkout, base, wheels, TAGS[0], cache=False)
 
 
 def test_two_builds_have_the_same_layers(checkout: Path, base: str, wheels: Path, first: Built) -> None:

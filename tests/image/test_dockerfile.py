@@ -293,3 +293,56 @@ def test_stop_ends_no_process_that_only_has_the_recorded_number(checkout: Path, 
     finally:
         bystander.kill()
         bystander.wait()
+
+
+@pytest.fixture
+def own_processes() -> list[str]:
+    """A process namespace of one's own, so that a real engine of this machine is neither seen nor touched."""
+    words = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if os.geteuid() != 0 or subprocess.run([*words, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs root and process namespaces")
+    return words
+
+
+def test_start_status_and_stop_of_an_own_engine(
+    checkout: Path, tmp_path: Path, own_processes: list[str]
+) -> None:
+    """With a daemon that does nothing but live: started once, found again, ended by its own number."""
+    tools, home = tmp_path / "bin", tmp_path / "engine"
+    tools.mkdir()
+    (tools / "docker").write_text(
+        f"#!/bin/sh\ntest -s {home}/docker.pid && kill -0 $(cat {home}/docker.pid)\n"
+    )
+    (tools / "dockerd").write_text(
+        f"#!/bin/sh\necho one >>{tmp_path}/calls\necho $$ >{home}/docker.pid\nwhile :; do sleep 0.1; done\n"
+    )
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    engine = f"sh {checkout}/scripts/engine.sh"
+    steps = f"{engine} start && {engine} start && {engine} status && {engine} stop && ! {engine} status"
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "STACK_ENGINE": str(home)}
+    done = subprocess.run(
+        [*own_processes, "sh", "-c", steps], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[1].split("(")[0].strip() for line in done.stderr.splitlines()] == [
+        "started", "an engine answers already", "answers", "stopped", "no engine answers",
+    ]  # fmt: skip
+    assert (tmp_path / "calls").read_text() == "one\n"
+
+
+def test_a_daemon_that_does_not_answer_is_not_joined_by_a_second(
+    checkout: Path, tmp_path: Path, own_processes: list[str]
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "dockerd").write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "STACK_ENGINE": str(tmp_path / "engine")}
+    steps = f"dockerd & sleep 0.3; sh {checkout}/scripts/engine.sh start"
+    done = subprocess.run(
+        [*own_processes, "sh", "-c", steps], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 3 and "error[engine-other]" in done.stderr

@@ -2,21 +2,20 @@
 
     python prove.py LOCKS_FOLDER ENVIRONMENT
 
-Prints the packages with versions and where each comes from. Standard library, and `packaging` of the lock.
+Prints the packages with versions and where each comes from. Runs in the environment that it proves.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import re
 import sys
 from pathlib import Path
 
-from packaging.markers import Marker
+from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([\w.+!-]+)\s*(?:;\s*([^\\]+?))?\s*\\?$")
+from stack.supply.locks import read_lock
 
 
 def main(locks: Path, environment: Path) -> int:
@@ -36,19 +35,17 @@ def main(locks: Path, environment: Path) -> int:
     if problems:
         shown = "".join(f"\n  - {problem}" for problem in problems)
         print(f"error[image-packages]: the packages do not fit together:{shown}", file=sys.stderr)
-        print("  do: take a base with the versions of manifests/locks/base.txt, or make locks", file=sys.stderr)
+        print(
+            "  do: take a base with the versions of manifests/locks/base.txt, or make locks", file=sys.stderr
+        )
         return 3
     print("\n".join(lines))
     return 0
 
 
 def pinned(file: Path) -> dict[str, str]:
-    found = {}
-    for line in file.read_text().splitlines():
-        match = PIN.match(line)
-        if match and (match[3] is None or Marker(match[3]).evaluate()):
-            found[canonicalize_name(match[1])] = match[2]
-    return found
+    here = {**default_environment(), "extra": ""}
+    return {pin.name: pin.version for pin in read_lock(file) if pin.holds(here)}
 
 
 def names_left_out(file: Path) -> set[str]:

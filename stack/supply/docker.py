@@ -52,7 +52,7 @@ def inspect_image(name: str) -> dict[str, Any] | None:
 
 def build(context: Path, arguments: dict[str, str], tag: str, *, cache: bool) -> tuple[int, str]:
     """Build without network; returns the exit code and everything that was said."""
-    command = ["build", "--network", "none", "--tag", tag, *([] if cache else ["--no-cache"])]
+    command = ["build", "--network", "none", "--force-rm", "--tag", tag, *([] if cache else ["--no-cache"])]
     for name, value in arguments.items():
         command += ["--build-arg", f"{name}={value}"]
     done = _docker(*command, str(context))

@@ -95,7 +95,10 @@ def prove(wanted: Wanted, folder: Path, *, trust_record: bool = False) -> Proof:
     faults: list[Fault] = []
     others = _others(folder, wanted.target)
     for path in sorted(folder.iterdir()):
-        if path.name.endswith(RECORD_END) or path.name.startswith(".") or path.is_dir():
+        if path.name.endswith(RECORD_END) or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            faults.append(_extra(path, "is a folder, and a wheelhouse has none"))
             continue
         found = _judge(wanted, path, known.get(path.name))
         if isinstance(found, WheelFile):

@@ -346,3 +346,15 @@ def test_a_daemon_that_does_not_answer_is_not_joined_by_a_second(
         [*own_processes, "sh", "-c", steps], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 3 and "error[engine-other]" in done.stderr
+
+
+def test_a_run_in_the_image_records_the_images_own_lock(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, str]
+) -> None:
+    """So that the verdict's comparison of lock and installed packages means something there."""
+    from stack.reproduce.provenance import collect
+
+    monkeypatch.setattr("sys.prefix", str(tmp_path))  # the image has no stamp of `make setup`
+    monkeypatch.setenv("STACK_LOCK", plan["LOCK"])
+    found = collect()
+    assert found.lock == found.installed_lock == plan["LOCK"]

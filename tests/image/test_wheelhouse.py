@@ -82,6 +82,7 @@ def test_a_right_file_for_another_machine_is_wrong_here(whole: Site, tag: str) -
         (lambda folder: write_wheel(folder, "stranger", "1.0"), "wheels-extra"),
         (lambda folder: write_wheel(folder, "pure", "0.9"), "wheels-extra"),
         (lambda folder: (folder / "notes.txt").write_text("x"), "wheels-extra"),
+        (lambda folder: (folder / "more").mkdir(), "wheels-extra"),
         (lambda folder: (folder / "pure-1.0.tar.gz").write_bytes(b"x"), "wheels-sdist"),
     ],
 )
@@ -159,6 +160,17 @@ def test_wheels_for_another_machine_are_fetched_once(shop: Site, monkeypatch: py
 
     monkeypatch.setattr(fetching, "_call_pip", never)
     assert fetch(shop.manifest(), "site", shop.locks, shop.wheels, log=quiet)[1] == 0
+
+
+def test_what_a_killed_call_left_is_taken_over_or_cleared(shop: Site) -> None:
+    left = shop.wheels / ".fetch"
+    left.mkdir(parents=True)
+    right = next((shop.root / "stock").glob("pure-*"))
+    shutil.copyfile(right, left / right.name)
+    (left / "half-of-something.whl").write_bytes(b"PK")
+    (shop.wheels.parent / f".{shop.wheels.name}.partial-lock").write_text("process 1 on another day")
+    assert fetch(shop.manifest(), "site", shop.locks, shop.wheels, log=quiet)[0].faults == ()
+    assert not left.exists()
 
 
 def test_what_cannot_be_had_is_named_and_the_rest_stays(shop: Site, monkeypatch: pytest.MonkeyPatch) -> None:

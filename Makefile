@@ -3,9 +3,12 @@ RUN ?= manifests/runs/demo-cpu.yaml
 WORK ?= work
 PORT ?= 5000
 ARGS ?=
+MACHINE ?= $(shell uname -m)
+FOR ?= container-$(MACHINE)
+WHEELS ?= $(WORK)/wheels/$(FOR)
 export VENV ?= .venv
 
-.PHONY: help setup test lint reproduce ui locks bench
+.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -31,5 +34,14 @@ lint: setup ## format check, lint, types
 bench: setup ## time and memory against floors and lerobot's tools, into docs/bench.md (ARGS="--only join")
 	@$(VENV)/bin/python -m bench --scratch $(WORK)/bench --write docs/bench.md $(ARGS)
 
-locks: ## rewrite manifests/locks from pyproject.toml (needs an index and uv)
-	@sh scripts/lock.sh
+locks: setup ## rewrite manifests/locks from pyproject.toml and manifests/wheels.yaml (needs an index)
+	@$(VENV)/bin/stack locks make $(ARGS)
+
+wheelhouse: setup ## fetch and prove the wheels of a target machine (FOR=container-aarch64 WHEELS=DIR)
+	@$(VENV)/bin/stack mirror wheels --for $(FOR) --to $(WHEELS)
+
+sbom: wheelhouse ## list a target's packages and licences, CycloneDX (FOR=container-aarch64)
+	@$(VENV)/bin/stack mirror sbom --for $(FOR) --wheels $(WHEELS) --to $(WORK)/sbom/$(FOR).cdx.json
+
+image: setup ## build the training image offline (BASE=IMAGE WHEELS=DIR ARGS="--cann any")
+	@$(VENV)/bin/stack image build --wheels $(WHEELS) $(if $(BASE),--base $(BASE)) $(ARGS)

@@ -3,9 +3,12 @@ RUN ?= manifests/runs/demo-cpu.yaml
 WORK ?= work
 PORT ?= 5000
 ARGS ?=
+SITE ?= manifests/bundles/demo.yaml
+BUNDLE ?= $(WORK)/bundle
 export VENV ?= .venv
+-include revision.mk # written by bundle-install.sh where a bundle was unpacked
 
-.PHONY: help setup test lint reproduce ui locks bench
+.PHONY: help setup test lint reproduce ui locks bench bundle bundle-verify
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -33,3 +36,10 @@ bench: setup ## time and memory against floors and lerobot's tools, into docs/be
 
 locks: ## rewrite manifests/locks from pyproject.toml (needs an index and uv)
 	@sh scripts/lock.sh
+
+bundle: setup ## pack all that SITE needs into BUNDLE, and verify it (ARGS="--wheels DIR --site DIR --diff OLD")
+	@$(VENV)/bin/stack mirror bundle $(SITE) --to $(BUNDLE) $(ARGS)
+	@$(VENV)/bin/stack mirror bundle $(SITE) --to $(BUNDLE) $(ARGS) --verify
+
+bundle-verify: ## verify every byte of BUNDLE with its own verifier; needs no set-up (ARGS="--base OLD")
+	@python3 $(BUNDLE)/verify-bundle.py $(ARGS)

@@ -90,3 +90,50 @@ def mirror_pin(
 
     loaded = load_models_manifest(manifest)
     click.echo(pin(loaded, to, names=names or None, endpoint=endpoint, hosts=hosts, log=log))
+
+
+@mirror.command("bundle")
+@click.argument("manifest", type=FILE)
+@click.option("--to", type=FOLDER, required=True, help="The bundle's folder.")
+@click.option("--mirror", "models", type=FOLDER, help="Where `get` put the models; default: each run's own.")
+@click.option("--wheels", type=FOLDER, help="Wheelhouse, or a folder with one wheelhouse a target.")
+@click.option("--site", type=FOLDER, help="Files that the site provides: images, packages, installers.")
+@click.option(
+    "--diff", "base", type=FOLDER, help="An older bundle that the site has; carry only what changed."
+)
+@click.option("--verify", "verify_only", is_flag=True, help="Make nothing; verify and compare what is there.")
+def mirror_bundle(
+    manifest: Path,
+    to: Path,
+    models: Path | None,
+    wheels: Path | None,
+    site: Path | None,
+    base: Path | None,
+    verify_only: bool,
+) -> None:
+    """Pack everything that MANIFEST's site needs into one folder of hashed objects, to be carried there.
+
+    Example: stack mirror bundle manifests/bundles/demo.yaml --to work/bundle --wheels work/wheels
+    """
+    from stack.bundle import bundle, verify_bundle
+    from stack.bundle.parts import Places
+    from stack.bundle.verifying import compare
+    from stack.manifests import load_bundle_manifest
+
+    loaded = load_bundle_manifest(manifest)
+    places = Places(models, wheels, site)
+    if not verify_only:
+        made = bundle(loaded, to, places=places, base=base, log=log)
+        click.echo(
+            f"{made.folder}: {made.items} items, {made.size_bytes:,} bytes, {made.copied} objects copied"
+        )
+        click.echo(f"sha256 of bundle.json: {made.sha256}")
+        return
+    code, text = verify_bundle(to, bases=[base] if base else [])
+    click.echo(text, nl=False)
+    lines = compare(loaded, to, places=places, base=base) if code == Exit.OK else []
+    for line in lines:
+        click.echo(line)
+    if code == Exit.OK:
+        click.echo(f"{len(lines)} differences" if lines else f"it is what {manifest} asks for")
+    raise click.exceptions.Exit(Exit.NOT_GOOD if lines else code)

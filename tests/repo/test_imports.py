@@ -17,6 +17,7 @@ LOWER = {
     "tracking": {"manifests"},
     "demo": {"dataset", "manifests"},
     "mirror": {"manifests"},
+    "bundle": {"manifests", "supply"},
     "audit": {"dataset", "manifests"},
     "prepare": {"dataset", "manifests"},
     "train": {"dataset", "devices", "tracking", "mirror", "manifests"},
@@ -25,8 +26,8 @@ LOWER = {
         "audit", "dataset", "demo", "devices", "manifests", "mirror", "prepare", "sweep", "tracking", "train",
     },
     "cli": {
-        "audit", "demo", "devices", "manifests", "mirror", "prepare", "reproduce", "sweep", "tracking",
-        "train",
+        "audit", "bundle", "demo", "devices", "manifests", "mirror", "prepare", "reproduce", "sweep",
+        "tracking", "train",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -1,40 +1,39 @@
-"""Inside the container of offline_reproduce.sh: install, reproduce, and count attempts to leave.
+"""Run a command and count its attempts to leave this machine, where there is no network to leave by.
+
+    python3 offline_count.py RESULT.json NAME -- COMMAND...
 
 Two counters, each shown to work first by an attempt of our own: the system calls that name an address outside
-loopback (strace, all processes), and the kernel's own count of packets without a route (/proc/net/snmp).
+loopback (strace over all processes), and the kernel's own count of packets without a route (/proc/net/snmp).
+The second counts this network namespace alone, so that the command must have one of its own:
+`unshare -n`, or a container with `--network none`. What was counted is added to RESULT.json under NAME.
 
-    python3 offline_count.py RESULT.json        exit code: the first command's that failed; 1: attempts were made
+Exit code: the command's; 1 where it succeeded and attempts were made; 3 where nothing can be counted.
 """
 
 import ipaddress
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-STACK = "/opt/stack"
-STEPS = {
-    "install": ["sh", "/media/bundle/bundle-install.sh", "--to", STACK],
-    "reproduce": ["make", "-C", f"{STACK}/checkout", "reproduce"],
-    "again": ["make", "-C", f"{STACK}/checkout", "reproduce"],
-}
 CALLS = "connect,sendto,sendmsg,sendmmsg"
 ADDRESS = re.compile(r'(?:inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)")')
 NOWHERE = ("192.0.2.1", 9)  # RFC 5737: an address for documentation
+SHOWN = 20
 
 
 def without_route() -> int:
     """Packets that had no route: IPv4's OutNoRoutes and IPv6's."""
-    names, values = [
-        line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line[:3] == "Ip:"
-    ]
-    count = int(values[names.index("OutNoRoutes")])
+    rows = [row.split() for row in Path("/proc/net/snmp").read_text().splitlines() if row.startswith("Ip:")]
+    count = int(rows[1][rows[0].index("OutNoRoutes")])
     snmp6 = Path("/proc/net/snmp6")
-    for line in snmp6.read_text().splitlines() if snmp6.exists() else ():
-        name, value = line.split()
+    for row in snmp6.read_text().splitlines() if snmp6.exists() else ():
+        name, value = row.split()
         count += int(value) if name == "Ip6OutNoRoutes" else 0
     return count
 
@@ -50,50 +49,60 @@ def attempts(trace: Path) -> list[str]:
     return found
 
 
-def traced(command: list[str], trace: Path) -> int:
-    words = ["strace", "--seccomp-bpf", "-f", "-qq", "-e", f"trace={CALLS}", "-o", str(trace)]
-    return subprocess.run([*words, *command]).returncode
+def counted(command: list[str]) -> tuple[int, list[str], int]:
+    """Exit code, calls that name an address elsewhere, packets without a route."""
+    before = without_route()
+    with tempfile.NamedTemporaryFile(prefix="offline-", suffix=".trace") as trace:
+        words = ["strace", "--seccomp-bpf", "-f", "-qq", "-e", f"trace={CALLS}", "-o", trace.name]
+        code = subprocess.run([*words, *command]).returncode
+        return code, attempts(Path(trace.name)), without_route() - before
 
 
 def reach_out() -> None:
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_INET, kind) as try_:
-            try_.settimeout(2)
+        with socket.socket(socket.AF_INET, kind) as one:
+            one.settimeout(2)
             try:
-                try_.connect(NOWHERE)
+                one.connect(NOWHERE)
             except OSError as error:
-                print(f"offline: our own attempt: {error}")
+                say(f"our own attempt: {error}")
 
 
-def main() -> int:
-    scratch = Path(sys.argv[1]).parent
-    before, trace = without_route(), scratch / "trace-self.txt"
-    traced([sys.executable, __file__, "--reach-out"], trace)
-    seen = (len(attempts(trace)), without_route() - before)
-    print(f"offline: our own two attempts: {seen[0]} seen by strace, {seen[1]} by the kernel")
-    if min(seen) < 2:
-        print("offline: the counters do not count here; nothing can be said")
+def say(text: str) -> None:
+    print(f"offline: {text}", file=sys.stderr, flush=True)
+
+
+def main(result: Path, name: str, command: list[str]) -> int:
+    if shutil.which("strace") is None:
+        say("strace is not installed; nothing can be counted")
         return 3
-    result: dict[str, object] = {"interfaces": sorted(name for _, name in socket.if_nameindex())}
-    code, total = 0, 0
-    for name, command in STEPS.items():
-        before, trace, started_s = without_route(), scratch / f"trace-{name}.txt", time.monotonic()
-        code = traced(command, trace)
-        found, unrouted = attempts(trace), without_route() - before
-        total += len(found) + unrouted
-        took_s = round(time.monotonic() - started_s, 1)
-        result[name] = {"exit": code, "seconds": took_s, "calls": found[:20], "without_route": unrouted}
-        print(
-            f"offline: {name}: exit code {code}, {took_s} s, {len(found)} calls and {unrouted} packets to leave"
-        )
-        if code != 0:
-            break
-    Path(sys.argv[1]).write_text(json.dumps({**result, "attempts": total}, indent=2, sort_keys=True) + "\n")
-    return code or int(total > 0)
+    _, calls, packets = counted([sys.executable, __file__, "--reach-out"])
+    say(f"our own two attempts: {len(calls)} seen by strace, {packets} by the kernel")
+    if min(len(calls), packets) < 2:
+        say("the counters do not count here; nothing can be said")
+        return 3
+    started_s = time.monotonic()
+    code, calls, packets = counted(command)
+    took_s = round(time.monotonic() - started_s, 1)
+    say(f"{name}: exit code {code}, {took_s} s, {len(calls)} calls and {packets} packets to leave")
+    all_found = json.loads(result.read_text()) if result.exists() else {}
+    all_found[name] = {
+        "exit": code,
+        "seconds": took_s,
+        "interfaces": sorted(interface for _, interface in socket.if_nameindex()),
+        "calls": len(calls),
+        "first_calls": calls[:SHOWN],
+        "packets_without_route": packets,
+    }
+    result.write_text(json.dumps(all_found, indent=2, sort_keys=True) + "\n")
+    return code or int(bool(calls or packets))
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--reach-out"]:
         reach_out()
+    elif len(sys.argv) > 4 and sys.argv[3] == "--":
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[4:]))
     else:
-        sys.exit(main())
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)

@@ -66,4 +66,4 @@ def _wheels(loaded: Loaded[BundleManifest], wheels: Wheels, places: Places, wish
 
 
 def _fetch(target: str, folder: str) -> str:
-    return f"stack mirror wheels --for {target} --to {folder} --wheels {folder}"
+    return f"stack mirror wheels --for {target} --to {folder}"

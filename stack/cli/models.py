@@ -92,6 +92,25 @@ def mirror_pin(
     click.echo(pin(loaded, to, names=names or None, endpoint=endpoint, hosts=hosts, log=log))
 
 
+@mirror.command("local")
+@click.argument("manifest", type=FILE)
+@click.option("--to", type=FOLDER, required=True, help="The mirror's folder.")
+@click.option("--model", required=True, help="Whose processors name a tokenizer on a hub.")
+@click.option("--tokenizer", required=True, help="The tokenizer of MANIFEST that they are to name instead.")
+@click.option("--out", type=FOLDER, required=True, help="The folder to make.")
+def mirror_local(manifest: Path, to: Path, model: str, tokenizer: str, out: Path) -> None:
+    """Make a folder of a model that lerobot's own commands load without a hub; the mirror stays as it is.
+
+    Example: stack mirror local models.yaml --to mirror --model pi05_base --tokenizer paligemma --out pi05
+    """
+    from stack.manifests import load_models_manifest
+    from stack.mirror import localise
+
+    made = localise(load_models_manifest(manifest), to, model, tokenizer, out, log=log)
+    for file, name in made.replaced:
+        click.echo(f"{made.folder / file}: {name} -> {made.folder / 'tokenizer'}")
+
+
 @mirror.command("bundle")
 @click.argument("manifest", type=FILE)
 @click.option("--to", type=FOLDER, required=True, help="The bundle's folder.")

@@ -17,7 +17,9 @@ from stack.errors import BadRequest
 from stack.manifests import WheelsManifest
 from stack.manifests.wheels import Target
 
-_PIN = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.+!-]+)\s*(?:;\s*(?P<marker>[^\\]+?))?\s*\\?$")
+_PIN = re.compile(
+    r"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.+!-]+)\s*(?:;\s*(?P<marker>[^\\]+?))?\s*\\?$"
+)
 _HASH = re.compile(r"^\s+--hash=sha256:(?P<sha256>[0-9a-f]{64})\s*\\?$")
 # Patch releases are not part of a target; a marker may name one, and a pin that either end needs is needed.
 _PATCHES = ("0", "99")

@@ -104,7 +104,9 @@ def _project(root: Path) -> Any:
         try:
             import tomli as tomllib
         except ImportError:
-            raise NotAble("tomli-missing", "Python 3.10 needs tomli for this", do="run 'make setup'") from None
+            raise NotAble(
+                "tomli-missing", "Python 3.10 needs tomli for this", do="run 'make setup'"
+            ) from None
     return tomllib.loads((root / "pyproject.toml").read_text())["project"]
 
 

@@ -145,7 +145,9 @@ def _others(folder: Path, target: str) -> set[str]:
 def _judge(wanted: Wanted, path: Path, known: Any | None) -> WheelFile | Fault:
     """One file against the locks: its name, whether the target loads it, and its content."""
     if path.name.endswith(SDIST_ENDS):
-        return _fault("wheels-sdist", path, "is a source distribution, which a machine without network cannot build")
+        return _fault(
+            "wheels-sdist", path, "is a source distribution, which a machine without network cannot build"
+        )
     try:
         name, version, _build, file_tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename:
@@ -207,4 +209,3 @@ def _two(first: WheelFile, second: WheelFile) -> Fault:
         "move one away",
         where=Place(file=second.file),
     )
-

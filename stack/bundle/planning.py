@@ -26,9 +26,15 @@ def plan(
     Raises:
         BadRequest: a manifest is wrong or not there; the checkout has uncommitted changes.
     """
-    manifest, wish = loaded.manifest, Wish()
     tar, revision = checkout(loaded.root, scratch)
+    wish, targets = plan_parts(loaded, places, hashes)
     wish.add(Item(CHECKOUT_TAR, tar, tar.stat().st_size, sha256_file(tar), ("everything",)))
+    return wish, revision, targets
+
+
+def plan_parts(loaded: Loaded[BundleManifest], places: Places, hashes: Hashes) -> tuple[Wish, Targets]:
+    """As `plan`, for all but the checkout itself."""
+    manifest, wish = loaded.manifest, Wish()
     for path in manifest.runs:
         run = load_run_manifest(loaded.path(path), allow_outside=loaded.allow_outside)
         models_of(run, loaded.root, places, wish)
@@ -37,7 +43,7 @@ def plan(
     for path in manifest.packages:
         packages_of(load_packages_manifest(loaded.path(path)).manifest, places, wish)
     given((*manifest.images, *manifest.site), places, wish, hashes)
-    return wish, revision, targets
+    return wish, targets
 
 
 def _wheels(loaded: Loaded[BundleManifest], wheels: Wheels, places: Places, wish: Wish) -> Targets:

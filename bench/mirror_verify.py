@@ -2,9 +2,9 @@
 
     python -m bench.mirror_verify --scratch work/bench --gb 4
 
-The files have just been written, so that both hash from memory and neither waits for a disk. Each is measured
-three times in turns; the fastest counts. (coreutils' sha256sum may be built without OpenSSL's fast code for the
-processor at hand, and is then several times slower than Python's hashlib: a second rival is `openssl sha256`.)
+The files have just been written, so that all hash from memory and none waits for a disk. Each is measured
+three times in turns; the fastest counts. coreutils' sha256sum may be built without the fast code for the
+processor at hand, and is then several times slower than Python's hashlib: `openssl sha256` is a second rival.
 """
 
 from __future__ import annotations

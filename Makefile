@@ -5,10 +5,13 @@ PORT ?= 5000
 ARGS ?=
 SITE ?= manifests/bundles/demo.yaml
 BUNDLE ?= $(WORK)/bundle
+MACHINE ?= $(shell uname -m)
+FOR ?= container-$(MACHINE)
+WHEELS ?= $(WORK)/wheels/$(FOR)
 export VENV ?= .venv
 -include revision.mk # written by bundle-install.sh where a bundle was unpacked
 
-.PHONY: help setup test lint reproduce ui locks bench bundle bundle-verify
+.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -34,8 +37,17 @@ lint: setup ## format check, lint, types
 bench: setup ## time and memory against floors and lerobot's tools, into docs/bench.md (ARGS="--only join")
 	@$(VENV)/bin/python -m bench --scratch $(WORK)/bench --write docs/bench.md $(ARGS)
 
-locks: ## rewrite manifests/locks from pyproject.toml (needs an index and uv)
-	@sh scripts/lock.sh
+locks: setup ## rewrite manifests/locks from pyproject.toml and manifests/wheels.yaml (needs an index)
+	@$(VENV)/bin/stack locks make $(ARGS)
+
+wheelhouse: setup ## fetch and prove the wheels of a target machine (FOR=container-aarch64 WHEELS=DIR)
+	@$(VENV)/bin/stack mirror wheels --for $(FOR) --to $(WHEELS)
+
+sbom: wheelhouse ## list a target's packages and licences, CycloneDX (FOR=container-aarch64)
+	@$(VENV)/bin/stack mirror sbom --for $(FOR) --wheels $(WHEELS) --to $(WORK)/sbom/$(FOR).cdx.json
+
+image: setup ## build the training image offline (BASE=IMAGE WHEELS=DIR ARGS="--cann any")
+	@$(VENV)/bin/stack image build --wheels $(WHEELS) $(if $(BASE),--base $(BASE)) $(ARGS)
 
 bundle: setup ## pack all that SITE needs into BUNDLE, and verify it (ARGS="--wheels DIR --site DIR --diff OLD")
 	@$(VENV)/bin/stack mirror bundle $(SITE) --to $(BUNDLE) $(ARGS)

@@ -15,6 +15,7 @@ from stack.cli.data import convert, drop, merge, prepare, stats
 from stack.cli.models import mirror
 from stack.cli.options import Commands
 from stack.cli.runs import reproduce, sweep, train
+from stack.cli.supply import image, locks, mirror_sbom, mirror_wheels
 from stack.cli.track import track
 from stack.errors import Exit, StackError
 
@@ -61,5 +62,8 @@ def _keep_traceback() -> str:
 
 for command in (
     doctor, demo, audit, mend, prepare, convert, merge, drop, stats, mirror, sweep, train, reproduce, track,
+    image, locks,
 ):  # fmt: skip
     cli.add_command(command)
+mirror.add_command(mirror_wheels)
+mirror.add_command(mirror_sbom)

@@ -44,7 +44,9 @@ class Provenance:
 
 def collect() -> Provenance:
     line = LINES.get(sys.version_info[:2], "unknown")
-    lock_file = CHECKOUT / "manifests" / "locks" / f"{line}.txt"
+    # The image's packages come from a lock of their own: the line's, less what the vendor's image holds.
+    in_image = "STACK_LOCK" in os.environ and not (Path(sys.prefix) / "stack-env").exists()
+    lock_file = CHECKOUT / "manifests" / "locks" / f"{'container' if in_image else line}.txt"
     revision = _git("rev-parse", "HEAD")
     status = _git("status", "--porcelain")
     return Provenance(

@@ -54,6 +54,8 @@ def fetch(
             raise NotAble("wheels-not-writable", f"cannot write here: {error}", where=str(to)) from error
         proof = prove(wanted, to, trust_record=True)
         missing = proof.missing
+        if any(fault.severity == "error" and fault.code != "wheels-missing" for fault in proof.faults):
+            _finish(proof, to, touched=False)  # a wrong file may be somebody's; it is not written over
         if missing:
             log(f"{name}: {len(proof.wheels)} of {len(wanted.pins)} wheels are here; fetching {len(missing)}")
             _fetch_missing(wanted, target, missing, to, log)

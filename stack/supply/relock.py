@@ -6,6 +6,7 @@ pyproject.toml or of an override file without a new lock is seen without any net
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -83,7 +84,7 @@ def _stale(name: str, what: str) -> Fault:
 
 
 def inputs_digest(lock: Lock, root: Path) -> str:
-    """sha256 over everything that decides a lock but the index: its entry, its part of the project, its files."""
+    """sha256 over what decides a lock, the index aside: its entry, its part of the project, its files."""
     folder = root / "manifests" / "locks"
     parts: dict[str, Any] = {"entry": lock.model_dump(mode="json")}
     if lock.extras:
@@ -98,16 +99,11 @@ def inputs_digest(lock: Lock, root: Path) -> str:
 
 
 def _project(root: Path) -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise NotAble(
-                "tomli-missing", "Python 3.10 needs tomli for this", do="run 'make setup'"
-            ) from None
-    return tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    try:
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        raise NotAble("tomli-missing", "Python 3.10 needs tomli for this", do="run 'make setup'") from None
+    return toml.loads((root / "pyproject.toml").read_text())["project"]
 
 
 def compile_lock(manifest: WheelsManifest, name: str, root: Path) -> str:

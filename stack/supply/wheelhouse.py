@@ -162,7 +162,7 @@ def _judge(wanted: Wanted, path: Path, known: Any | None) -> WheelFile | Fault:
         return _fault("wheels-tag", path, f"does not load on {wanted.target}: its tags are {shown}")
     sha256 = known["sha256"] if known else sha256_file(path)
     if sha256 not in pin.hashes:
-        what = f"has other content than the lock pins: its sha256 is {sha256}, which is none of the {len(pin.hashes)}"
+        what = f"has other content than the lock pins: its sha256 {sha256} is none of {len(pin.hashes)}"
         return _fault("wheels-hash", path, what)
     return WheelFile(pin, path.name, path.stat().st_size, sha256)
 

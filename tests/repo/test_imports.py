@@ -17,6 +17,7 @@ LOWER = {
     "tracking": {"manifests"},
     "demo": {"dataset", "manifests"},
     "mirror": {"manifests"},
+    "supply": {"manifests"},
     "bundle": {"manifests", "supply"},
     "audit": {"dataset", "manifests"},
     "prepare": {"dataset", "manifests"},
@@ -26,8 +27,8 @@ LOWER = {
         "audit", "dataset", "demo", "devices", "manifests", "mirror", "prepare", "sweep", "tracking", "train",
     },
     "cli": {
-        "audit", "bundle", "demo", "devices", "manifests", "mirror", "prepare", "reproduce", "sweep",
-        "tracking", "train",
+        "audit", "bundle", "demo", "devices", "manifests", "mirror", "prepare", "reproduce", "supply",
+        "sweep", "tracking", "train",
     },
     "__main__": {"cli"},
 }  # fmt: skip

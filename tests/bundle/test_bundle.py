@@ -324,6 +324,26 @@ def test_installer_installs_nothing_from_a_damaged_bundle(site: Any, tmp_path: P
     assert list((tmp_path / "opt").iterdir()) == []
 
 
+def test_command_line(site: Any, tmp_path: Path) -> None:
+    def stack(*more: str, wheels: Path | None = site.places.wheels) -> subprocess.CompletedProcess[str]:
+        places = ("--mirror", site.places.mirror, "--wheels", wheels, "--site", site.places.site)
+        command = [sys.executable, "-m", "stack", "mirror", "bundle", str(site.manifest.file)]
+        command += ["--to", str(tmp_path / "out"), *map(str, places), *more]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    gone = stack(wheels=tmp_path / "nowhere")
+    assert gone.returncode == 1 and "error[bundle-incomplete]" in gone.stderr
+    assert "needed by: machine laptop-x86_64" in gone.stderr and "Traceback" not in gone.stderr
+    assert "sha256 of bundle.json: " in stack().stdout
+    good = stack("--verify")
+    assert good.returncode == 0 and "it is what" in good.stdout
+    site.edit("bundles/site.yaml", "packages: [../packages/debian.yaml]\n", "")
+    other = stack("--verify")
+    assert other.returncode == 1 and "extra: packages/debian-12-x86_64/make_4.3_amd64.deb" in other.stdout
+    next((tmp_path / "out" / "objects").glob("*/*")).write_bytes(b"x")
+    assert stack("--verify").returncode == 1
+
+
 def test_second_bundle_of_many_files_takes_seconds(site: Any, tmp_path: Path) -> None:
     for number in range(500):
         (site.root / "data" / "task_1" / f"{number}.bin").write_bytes(b"%d" % number * 50)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 CALLS = "connect,sendto,sendmsg,sendmmsg"
 ADDRESS = re.compile(r'(?:inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)")')
+NAME_SERVER = re.compile(r"sin6?_port=htons\(53\)")
 NOWHERE = ("192.0.2.1", 9)  # RFC 5737: an address for documentation
 SHOWN = 20
 
@@ -39,12 +40,13 @@ def without_route() -> int:
 
 
 def attempts(trace: Path) -> list[str]:
-    """Traced calls that name an address outside loopback."""
+    """Traced calls that name an address outside loopback, or ask a name server wherever it is."""
     found = []
     for line in trace.read_text(errors="replace").splitlines():
         for pair in ADDRESS.findall(line):
             address = ipaddress.ip_address(pair[0] or pair[1])
-            if not (address.is_loopback or address.is_unspecified):
+            is_here = address.is_loopback or address.is_unspecified
+            if not is_here or NAME_SERVER.search(line):
                 found.append(line)
     return found
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +31,8 @@ from stack.manifests.bundle import BundleManifest
 Log = Callable[[str], None]
 OBJECT_TIME_S = 315_619_200  # 1980-01-02: the earliest that every file system can keep
 COPY_BYTES = 4 << 20
+_OWN_PARTIAL = re.compile(r"^\.(?:" + "|".join(map(re.escape, (*OWN_FILES, SUMS))) + r")\.partial-")
+_OBJECT = re.compile(r"^(?:[0-9a-f]{64}|\.[0-9a-f]{64}\.partial)$")
 COPIES_AT_A_TIME = 2  # one reads and writes while the other hashes
 
 
@@ -93,30 +97,42 @@ def bundle(
 
 
 def _refuse_other(out: Path) -> None:
-    known = {*OWN_FILES, SUMS, "objects"}
-    foreign = sorted(p.name for p in out.iterdir() if p.name not in known) if out.is_dir() else []
-    foreign = [name for name in foreign if not name.startswith(".")]
+    """Files that no bundle has are never deleted: the folder is refused, and they are named."""
+    foreign = sorted(_foreign(out)) if out.is_dir() else []
     if foreign or (out.exists() and not out.is_dir()):
-        shown = f"holds {', '.join(foreign[:5])}" if foreign else "is no folder"
+        shown = f"holds {', '.join(foreign[:5])}, which no bundle does" if foreign else "is no folder"
         raise BadRequest(
-            "bundle-place-taken", f"the place of the bundle {shown}", where=str(out), do="name another --to"
+            "bundle-place-taken",
+            f"the place of the bundle {shown}",
+            where=str(out),
+            do="move them away, or name another --to",
         )
+
+
+def _foreign(out: Path) -> Iterator[str]:
+    for path in out.iterdir():
+        if path.name not in (*OWN_FILES, SUMS, "objects") and not _OWN_PARTIAL.match(path.name):
+            yield path.name
+    for path in (out / "objects").rglob("*"):
+        if not path.is_dir() and not _OBJECT.match(path.name):
+            yield path.relative_to(out).as_posix()
 
 
 def _objects(out: Path, items: list[Item], content: Content, log: Log) -> int:
     wanted = {item.sha256: item for item in items if item.sha256 in content.carried}
     absent = [item for item in wanted.values() if not _is_whole(object_path(out, item.sha256), item)]
     _check_space(out, absent)
-    total, done = sum(item.size for item in absent), 0
+    total, done, stop = sum(item.size for item in absent), 0, threading.Event()
     if absent:
         log(f"{out}: {len(absent)} of {len(wanted)} objects to copy, {total:,} bytes")
     with ThreadPoolExecutor(COPIES_AT_A_TIME) as pool:
         try:
-            for number, size in enumerate(pool.map(lambda item: _copy(out, item), absent), 1):
+            for number, size in enumerate(pool.map(lambda item: _copy(out, item, stop), absent), 1):
                 before, done = done, done + size
                 if number == len(absent) or done * 10 // max(total, 1) > before * 10 // max(total, 1):
                     log(f"{out}: {number} of {len(absent)} objects, {done:,} of {total:,} bytes")
         except BaseException:
+            stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return len(absent)
@@ -152,18 +168,24 @@ def _check_space(out: Path, absent: list[Item]) -> None:
         )
 
 
-def _copy(out: Path, item: Item) -> int:
-    """Copy one object; what it was copied from must be what the manifest pins, to the last byte."""
+def _copy(out: Path, item: Item, stop: threading.Event) -> int:
+    """Copy one object; what it was copied from must be what the manifest pins, to the last byte.
+
+    Args:
+        stop: set when another copy has failed or somebody interrupts; ends this one in the middle.
+    """
     target = object_path(out, item.sha256)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     digest = hashlib.sha256()
     try:
         with item.source.open("rb", buffering=0) as source, partial.open("wb", buffering=0) as copy:
-            while block := source.read(COPY_BYTES):
+            while not stop.is_set() and (block := source.read(COPY_BYTES)):
                 digest.update(block)
                 copy.write(block)
             os.fsync(copy.fileno())
+        if stop.is_set():
+            return 0
         if digest.hexdigest() != item.sha256:
             raise StackError(
                 "bundle-source-wrong",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,14 @@ class Missing:
 
 @dataclass
 class Wish:
-    """Items and gaps, gathered part by part."""
+    """Items by their place, and gaps, gathered part by part."""
 
-    items: list[Item] = field(default_factory=list)
+    by_path: dict[str, Item] = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
+
+    @property
+    def items(self) -> list[Item]:
+        return list(self.by_path.values())
 
     def add(self, item: Item) -> None:
         """Take an item; one that is there already gets one more owner.
@@ -54,20 +58,16 @@ class Wish:
         Raises:
             BadRequest: two different files for one place.
         """
-        for number, other in enumerate(self.items):
-            if other.path != item.path:
-                continue
-            if other.sha256 != item.sha256:
-                raise BadRequest(
-                    "bundle-place-taken",
-                    f"two different files are wanted at {item.path}: for {', '.join(other.needed_by)}, "
-                    f"and for {', '.join(item.needed_by)}",
-                    do="let both name one manifest, or other places",
-                )
-            owners = tuple(sorted({*other.needed_by, *item.needed_by}))
-            self.items[number] = Item(other.path, other.source, other.size, other.sha256, owners)
-            return
-        self.items.append(item)
+        other = self.by_path.get(item.path, item)
+        if other.sha256 != item.sha256:
+            raise BadRequest(
+                "bundle-place-taken",
+                f"two different files are wanted at {item.path}: for {', '.join(other.needed_by)}, and for "
+                f"{', '.join(item.needed_by)}",
+                do="let both name one manifest, or other places",
+            )
+        owners = tuple(sorted({*other.needed_by, *item.needed_by}))
+        self.by_path[item.path] = replace(other, needed_by=owners)
 
 
 class Hashes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -278,11 +279,13 @@ def test_what_no_manifest_needs_any_more_goes(site: Any, tmp_path: Path, verify:
 
 
 def test_other_folders_are_not_taken_for_a_bundle(site: Any, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.doc").write_text("years of work")
-    with pytest.raises(BadRequest, match=r"thesis\.doc"):
-        bundle(site.manifest, tmp_path / "home", places=site.places)
-    assert (tmp_path / "home" / "thesis.doc").read_text() == "years of work"
+    for name in ("thesis.doc", ".bashrc", "objects/thesis.doc"):
+        home = tmp_path / name.replace("/", "-")
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text("years of work")
+        with pytest.raises(BadRequest, match=re.escape(name)):
+            bundle(site.manifest, home, places=site.places)
+        assert (home / name).read_text() == "years of work"
 
 
 def test_full_disk_is_told_before_anything_is_copied(

@@ -3,12 +3,15 @@ RUN ?= manifests/runs/demo-cpu.yaml
 WORK ?= work
 PORT ?= 5000
 ARGS ?=
+SITE ?= manifests/bundles/demo.yaml
+BUNDLE ?= $(WORK)/bundle
 MACHINE ?= $(shell uname -m)
 FOR ?= container-$(MACHINE)
 WHEELS ?= $(WORK)/wheels/$(FOR)
 export VENV ?= .venv
+-include revision.mk # written by bundle-install.sh where a bundle was unpacked
 
-.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image
+.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -45,3 +48,10 @@ sbom: wheelhouse ## list a target's packages and licences, CycloneDX (FOR=contai
 
 image: setup ## build the training image offline (BASE=IMAGE WHEELS=DIR ARGS="--cann any")
 	@$(VENV)/bin/stack image build --wheels $(WHEELS) $(if $(BASE),--base $(BASE)) $(ARGS)
+
+bundle: setup ## pack all that SITE needs into BUNDLE, and verify it (ARGS="--wheels DIR --site DIR --diff OLD")
+	@$(VENV)/bin/stack mirror bundle $(SITE) --to $(BUNDLE) $(ARGS)
+	@$(VENV)/bin/stack mirror bundle $(SITE) --to $(BUNDLE) $(ARGS) --verify
+
+bundle-verify: ## verify every byte of BUNDLE with its own verifier; needs no set-up (ARGS="--base OLD")
+	@python3 $(BUNDLE)/verify-bundle.py $(ARGS)

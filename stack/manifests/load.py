@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from stack.errors import BadRequest, StackError
 from stack.files import canonical_json, sha256_text
 from stack.manifests.base import Strict
+from stack.manifests.bundle import BundleManifest, PackagesManifest
 from stack.manifests.dataset import DatasetManifest
 from stack.manifests.images import ImagesManifest
 from stack.manifests.models import ModelsManifest
@@ -87,6 +88,14 @@ def load_wheels_manifest(file: Path) -> Loaded[WheelsManifest]:
 
 def load_images_manifest(file: Path) -> Loaded[ImagesManifest]:
     return _load(ImagesManifest, file, (), False)
+
+
+def load_bundle_manifest(file: Path, *, allow_outside: bool = False) -> Loaded[BundleManifest]:
+    return _load(BundleManifest, file, (), allow_outside)
+
+
+def load_packages_manifest(file: Path) -> Loaded[PackagesManifest]:
+    return _load(PackagesManifest, file, (), False)
 
 
 def _load(model: type[M], file: Path, overrides: tuple[str, ...], allow_outside: bool) -> Loaded[M]:

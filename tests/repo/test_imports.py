@@ -18,6 +18,7 @@ LOWER = {
     "demo": {"dataset", "manifests"},
     "mirror": {"manifests"},
     "supply": {"manifests"},
+    "bundle": {"manifests", "supply"},
     "audit": {"dataset", "manifests"},
     "prepare": {"dataset", "manifests"},
     "train": {"dataset", "devices", "tracking", "mirror", "manifests"},
@@ -26,8 +27,8 @@ LOWER = {
         "audit", "dataset", "demo", "devices", "manifests", "mirror", "prepare", "sweep", "tracking", "train",
     },
     "cli": {
-        "audit", "demo", "devices", "manifests", "mirror", "prepare", "reproduce", "sweep", "supply",
-        "tracking", "train",
+        "audit", "bundle", "demo", "devices", "manifests", "mirror", "prepare", "reproduce", "supply",
+        "sweep", "tracking", "train",
     },
     "__main__": {"cli"},
 }  # fmt: skip

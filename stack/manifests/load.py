@@ -79,6 +79,11 @@ def load_run_manifest(
     return _load(RunManifest, file, overrides, allow_outside)
 
 
+def load_manifest(model: type[M], file: Path, *, allow_outside: bool = False) -> Loaded[M]:
+    """Load a room's own kind of manifest."""
+    return _load(model, file, (), allow_outside)
+
+
 def _load(model: type[M], file: Path, overrides: tuple[str, ...], allow_outside: bool) -> Loaded[M]:
     file = Path(os.path.abspath(file))
     try:

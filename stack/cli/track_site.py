@@ -109,17 +109,27 @@ def track_users(
 
 
 @click.command("backup")
-@click.option("--to", required=True, type=FOLDER, help="A new folder, outside the store.")
+@click.option("--to", type=FOLDER, help="A new folder, outside the store.")
+@click.option("--below", type=FOLDER, help="Instead: a folder in which the backup is named by its time.")
+@click.option("--keep", type=click.IntRange(min=1), help="With --below: how many such backups stay.")
 @click.option("--database-only", is_flag=True, help="Leave the artifacts out.")
 @place_options
-def track_backup(to: Path, database_only: bool, work: Path, site: Path | None) -> None:
+def track_backup(
+    to: Path | None, below: Path | None, keep: int | None, database_only: bool, work: Path, site: Path | None
+) -> None:
     """Copy a tracking store while it is used: the database first, then the artifacts, every file hashed.
 
     Example: stack track backup --to backups/monday
     """
-    from stack.tracking.site.backup import backup
+    from stack.tracking.site.backup import backup, backup_dated
 
-    backup(_place(work, site), to, with_artifacts=not database_only, log=log)
+    if (to is None) == (below is None) or (keep is not None and below is None):
+        raise BadRequest("track-backup-where", "name --to, or --below with or without --keep")
+    place, whole = _place(work, site), not database_only
+    if below is not None:
+        backup_dated(place, below, keep=keep, with_artifacts=whole, log=log)
+    elif to is not None:
+        backup(place, to, with_artifacts=whole, log=log)
 
 
 @click.command("restore")

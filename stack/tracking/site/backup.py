@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stack.errors import BadRequest, Exit, NotAble, StackError
-from stack.files import CHUNK_BYTES, disk_error, read_json, sha256_file, whole_folder, write_json
+from stack.files import CHUNK_BYTES, PARTIAL_MARK, disk_error, read_json, sha256_file, whole_folder, write_json
 from stack.tracking.site import place as places
 from stack.tracking.site import postgres
 from stack.tracking.site.place import ARTIFACTS, Place, connected, require_there
@@ -30,6 +32,8 @@ SQLITE_FILE = "mlflow.db"
 DUMP_FILE = "tracking.dump"
 COPY_TRIES = 3
 PROBLEMS_SHOWN = 20
+NAME_PREFIX = "tracking-"
+DATED = re.compile(NAME_PREFIX + r"\d{8}T\d{6}Z")
 
 Log = Callable[[str], None]
 
@@ -112,6 +116,33 @@ def backup(place: Place, to: Path, *, with_artifacts: bool = True, log: Log) -> 
     made = open_backup(to)
     log(f"{len(made.files)} files, {made.total_bytes / 1e6:.1f} MB in {to}")
     return made
+
+
+def backup_dated(
+    place: Place, parent: Path, *, keep: int | None, with_artifacts: bool = True, log: Log
+) -> Backup:
+    """A backup named by its time, below `parent`; then only the newest `keep` of such stay.
+
+    What has another name, or is no backup, is never removed. Errors as `backup`.
+    """
+    _clear_leftovers(parent)
+    name = NAME_PREFIX + time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    made = backup(place, parent / name, with_artifacts=with_artifacts, log=log)
+    dated = sorted(path for path in parent.glob(f"{NAME_PREFIX}*") if DATED.fullmatch(path.name))
+    for old in [path for path in dated if (path / RECORD).is_file()][: -keep if keep else 0]:
+        # Renamed first: what a kill leaves is then no backup by name.
+        gone = old.rename(old.with_name(f".{old.name}.removed"))
+        shutil.rmtree(gone)
+        log(f"removed the old backup {old.name}")
+    return made
+
+
+def _clear_leftovers(parent: Path) -> None:
+    """What killed calls left: each backup has another name, so none would clear it by itself."""
+    for path in [*parent.glob(f".{NAME_PREFIX}*.removed"), *parent.glob(f".{NAME_PREFIX}*{PARTIAL_MARK}*")]:
+        pid = path.name.partition(PARTIAL_MARK)[2].partition("-")[0]
+        if path.is_dir() and not Path(f"/proc/{pid or 0}").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def open_backup(folder: Path) -> Backup:

@@ -39,6 +39,9 @@ class SiteManifest(Strict):
         pool: database connections that a worker keeps; it may open twice as many for a while.
         default_permission: what a user may do with what others made; shippers of a team share experiments,
             so it is EDIT.
+        login_cache_s: for how long a worker believes a login that it has checked. A check takes a good part
+            of a second of processor time, on purpose, and a shipper asks often; a changed password or a
+            removed user is known to every worker after that long.
         plain_http: allow `listen` to be reached from other hosts without TLS.
     """
 
@@ -51,6 +54,7 @@ class SiteManifest(Strict):
     pool: int = Field(default=5, ge=1, le=100)
     admin: Admin = Admin()
     default_permission: Literal["READ", "USE", "EDIT", "MANAGE", "NO_PERMISSIONS"] = "EDIT"
+    login_cache_s: int = Field(default=30, ge=0, le=600)
     plain_http: bool = False
 
     @field_validator("database")

@@ -84,6 +84,7 @@ def _set_environment(site: Site) -> None:
         f"default_permission = {site.manifest.default_permission}\n"
         f"database_uri = {site.place.uri.replace('%', '%%')}\n"
         f"admin_username = {site.manifest.admin.user}\n"
+        f"auth_cache_ttl_seconds = {site.manifest.login_cache_s}\n"
     )
     # MLflow reads some of these while it is imported, so they are written out here, and compared below.
     os.environ.update(

@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from stack.errors import BadRequest, Exit, NotAble, StackError
-from stack.files import CHUNK_BYTES, PARTIAL_MARK, disk_error, read_json, sha256_file, whole_folder, write_json
+from stack.files import (
+    CHUNK_BYTES,
+    PARTIAL_MARK,
+    disk_error,
+    read_json,
+    sha256_file,
+    whole_folder,
+    write_json,
+)
 from stack.tracking.site import place as places
 from stack.tracking.site import postgres
 from stack.tracking.site.place import ARTIFACTS, Place, connected, require_there

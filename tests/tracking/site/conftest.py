@@ -69,9 +69,9 @@ class Postgres:
     superuser_passfile: Path
 
     def sql(self, statement: str, database: str = "postgres") -> str:
+        where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-d", database]
         done = subprocess.run(
-            [self.bin / "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-d", database]
-            + ["-v", "ON_ERROR_STOP=1", "-qAtw", "-c", statement],
+            [self.bin / "psql", *where, "-v", "ON_ERROR_STOP=1", "-qAtw", "-c", statement],
             env={**os.environ, "PGPASSFILE": str(self.superuser_passfile)},
             capture_output=True,
             text=True,
@@ -126,9 +126,9 @@ def postgres() -> Iterator[Postgres]:
             shutil.chown(path, user)
         command = _as_user(user)
     data, port = folder / "data", free_port()
+    made = ["-U", "postgres", "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C"]
     subprocess.run(
-        [*command, tools / "initdb", "-D", data, "-U", "postgres", "-A", "scram-sha-256"]
-        + [f"--pwfile={secret}", "--no-sync", "-E", "UTF8", "--locale=C"],
+        [*command, tools / "initdb", "-D", data, *made, "--no-sync"],
         check=True,
         stdout=subprocess.DEVNULL,
         cwd=folder,
@@ -184,7 +184,7 @@ class SiteServer:
                 start_new_session=True,
                 text=True,
             )
-        _wait_for(lambda: _is_healthy(self.port), 120, lambda: self.log, self.child)
+        _wait_for(lambda: _is_healthy(self.port), 300, lambda: self.log, self.child)
         return self
 
     def stop(self) -> int:
@@ -391,16 +391,15 @@ def _accepts(port: int) -> bool:
 
 
 def _is_healthy(port: int) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(
-        f"http://127.0.0.1:{port}/health", timeout=5
-    ) as answer:
+    with (
+        contextlib.suppress(OSError),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer,
+    ):
         return bool(answer.status == 200)
     return False
 
 
-def _wait_for(
-    condition: Any, limit_s: float, said: Any, child: subprocess.Popen[Any] | None = None
-) -> None:
+def _wait_for(condition: Any, limit_s: float, said: Any, child: subprocess.Popen[Any] | None = None) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert child is None or child.poll() is None, said()

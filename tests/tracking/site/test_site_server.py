@@ -215,7 +215,7 @@ def test_users_are_made_with_strong_passwords_and_share_their_experiments(
     trainer = login()
     with pytest.raises(BadRequest, match="not an administrator's"):
         users.add_user(target, trainer, "another", strong, is_admin=True)
-    with pytest.raises(NotAble, match="asks for a login|does not accept"):
+    with pytest.raises(NotAble, match=r"asks for a login|does not accept"):
         users.list_users(target, Login("trainer", "not-its-password"))
     renewed = tools.write_secret(tmp_path / "renewed", "five-Green-canary-8\n")
     users.set_password(target, admin, "trainer", renewed)
@@ -295,7 +295,9 @@ def test_no_password_shows_anywhere(as_client: Any, tmp_path: Path, tools: Any) 
     for table in ("tags", "params", "experiment_tags", "users"):
         shown[f"table {table}"] = site.database.sql(f"SELECT * FROM {table}").encode()
     assert journal.run_id.encode() in shown["table tags"]
-    found = [(what, where) for what, text in secrets.items() for where in shown if text.encode() in shown[where]]
+    found = [
+        (what, where) for what, text in secrets.items() for where in shown if text.encode() in shown[where]
+    ]
     assert found == []
     # A worker is started with the session key, and with neither password.
     for process in Path("/proc").glob("[0-9]*"):

@@ -22,7 +22,7 @@ from stack.tracking.server import REFUSED
 from stack.tracking.site.place import hold, of_folder
 from stack.tracking.site.schema import require_current
 
-HOLD_WAIT_S = 10.0
+HOLD_WAIT_S = 5.0
 REMOTE_KINDS = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs")
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -33,6 +34,24 @@ def test_a_second_start_takes_the_running_server_and_does_not_end_it(store: Any)
         assert (second.uri, second.pid, second.started_here) == (store.uri, store.server.pid, False)
     assert answers(store.uri)
     assert store.server.started_here
+
+
+def test_a_second_server_over_the_same_store_is_refused_even_where_its_state_was_lost(store: Any) -> None:
+    state = store.server.store / "server.json"
+    kept = state.read_text()
+    state.unlink()
+    try:
+        with pytest.raises(NotAble, match="works at this store") as refused:
+            Server.start(store.server.store)
+    finally:
+        state.write_text(kept)
+    assert f"process {store.server.pid}" in str(refused.value)
+    assert answers(store.uri)
+
+
+def test_readers_do_not_wait_for_a_writer(store: Any) -> None:
+    with sqlite3.connect(f"file:{store.server.store / 'mlflow.db'}?mode=ro", uri=True) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_it_listens_on_loopback_only_and_refuses_foreign_hosts(store: Any) -> None:
@@ -148,8 +167,6 @@ def test_a_kill_while_the_tables_are_made_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_database_with_runs_is_never_set_aside(tmp_path: Path) -> None:
-    import sqlite3
-
     from stack.tracking.server import _set_half_made_aside
 
     with sqlite3.connect(tmp_path / "mlflow.db") as db:

@@ -52,6 +52,13 @@ def count_rows(connection: Connection) -> dict[str, int]:
     return {table: _count(connection, table) for table in COUNTED if table in tables}
 
 
+def has_user(connection: Connection, name: str) -> bool:
+    from sqlalchemy import text
+
+    query = text("SELECT count(*) FROM users WHERE username = :name")
+    return "users" in _tables(connection) and bool(connection.execute(query, {"name": name}).scalar_one())
+
+
 def head_of_tracking() -> str:
     """The version of the tables of tracking that the installed MLflow needs."""
     return str(_scripts_of_tracking().get_heads()[0])

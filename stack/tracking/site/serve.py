@@ -20,8 +20,8 @@ from stack.tracking.site.passwords import (
     require_strong,
     session_key,
 )
-from stack.tracking.site.place import hold, shown_uri
-from stack.tracking.site.schema import require_current
+from stack.tracking.site.place import connected, hold, shown_uri
+from stack.tracking.site.schema import has_user, require_current, translated
 
 AUTH_FILE = "auth.ini"
 HOLD_WAIT_S = 15.0
@@ -46,12 +46,27 @@ def serve_site(file: Path, *, log: Log) -> None:
     _set_environment(site)
     with hold(site.place, wait_s=HOLD_WAIT_S):
         require_current(site.place, with_users=True)
+        if password is None:
+            _require_first_user(site)
         with _bind(site) as listening:
             _make_ready(site, password)
             log(f"tracking server at {site.manifest.listen}, for {', '.join(site.manifest.names)}")
             log(f"database {shown_uri(site.place)}, artifacts {site.place.artifacts}")
             _run(site, listening)
     log("tracking server stopped")
+
+
+def _require_first_user(site: Site) -> None:
+    with connected(site.place) as connection, translated(site.place):
+        if has_user(connection, site.manifest.admin.user):
+            return
+    raise BadRequest(
+        "track-password-missing",
+        f"the first user '{site.manifest.admin.user}' is to be made, and no password is given; "
+        "there is no default",
+        where=str(site.file),
+        do=f"name a file in admin.password_file, or set {ADMIN_PASSWORD_VARIABLE}",
+    )
 
 
 def _bind(site: Site) -> socket.socket:
@@ -132,16 +147,8 @@ def _make_ready(site: Site, password: str | None) -> None:
 
     user = site.manifest.admin.user
     store.init_db(read_auth_config().database_uri)
-    if store.has_user(user, use_primary=True):
-        return
-    if password is None:
-        raise BadRequest(
-            "track-password-missing",
-            f"the first user '{user}' is to be made, and no password is given; there is no default",
-            where=str(site.file),
-            do=f"name a file in admin.password_file, or set {ADMIN_PASSWORD_VARIABLE}",
-        )
-    store.create_user(user, password, is_admin=True)
+    if password is not None and not store.has_user(user, use_primary=True):
+        store.create_user(user, password, is_admin=True)
 
 
 def _run(site: Site, listening: socket.socket) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from stack.errors import BadRequest
+from stack.errors import BadRequest, NotAble
 from stack.tracking.login import LOGIN_FILE, Login, login
 from stack.tracking.site.config import load_site
 from stack.tracking.site.passwords import ADMIN_PASSWORD_VARIABLE, admin_password, require_strong
+from stack.tracking.site.schema import require_current
 from stack.tracking.site.serve import serve_site
 
 GOOD = {
@@ -118,6 +120,33 @@ def test_a_weak_admin_password_stops_the_start_before_anything_is_made(
     with pytest.raises(BadRequest, match="known default"):
         serve_site(write(tmp_path, database="sqlite"), log=print)
     assert not (tmp_path / "store").exists()
+
+
+def test_without_a_password_no_first_user_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ADMIN_PASSWORD_VARIABLE, raising=False)
+    # It would change the settings of this process, which here is the tests' own.
+    monkeypatch.setattr("stack.tracking.site.serve._set_environment", lambda site: None)
+    with pytest.raises(BadRequest, match="no password is given; there is no default"):
+        serve_site(write(tmp_path, database="sqlite"), log=print)
+
+
+def test_a_database_that_is_away_or_refuses_the_login_is_told_without_the_password(
+    postgres: Any, tools: Any, tmp_path: Path
+) -> None:
+    database = postgres.database(tmp_path)
+    site = tools.make_site(tmp_path / "site", database, tls_port=443)
+    place = load_site(site.file).place
+    tools.write_secret(database.passfile, f"*:*:*:{database.name}:wr0ng-c4nary\n")
+    with pytest.raises(NotAble, match="password authentication failed") as refused:
+        require_current(place)
+    assert "passfile" not in str(refused.value) and "c4nary" not in str(refused.value)
+    tools.write_secret(database.passfile, "")
+    with pytest.raises(NotAble, match="no password supplied"):
+        require_current(place)
+    away = replace(place, uri=place.uri.replace(f":{postgres.port}/", f":{tools.free_port()}/"))
+    with pytest.raises(NotAble, match=r"[Cc]onnection refused") as gone:
+        require_current(away)
+    assert gone.value.id == "track-database-away" and "pg_isready" in gone.value.do
 
 
 def test_an_admin_password_comes_from_its_file_or_the_environment(tmp_path: Path) -> None:

@@ -176,11 +176,13 @@ def _reason_to_keep(run: StoredRun, old_ms: int | None) -> str | None:
 
 
 def _top(run: StoredRun, runs: Mapping[str, StoredRun]) -> str:
-    seen: set[str] = set()
-    while run.parent in runs and run.run_id not in seen:
-        seen.add(run.run_id)
-        run = runs[str(run.parent)]
-    return min(seen | {run.run_id}) if run.run_id in seen else run.run_id
+    """What names a run's tree: its topmost run, or the first of a ring, which only broken tags make."""
+    path = [run.run_id]
+    while (above := runs[path[-1]].parent) in runs:
+        if above in path:
+            return min(path[path.index(above) :])
+        path.append(str(above))
+    return path[-1]
 
 
 def _read_runs(connection: Connection) -> dict[str, StoredRun]:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +29,12 @@ import jinja2
 import pytest
 import yaml
 
+from stack.tracking.site.config import load_site
+from stack.tracking.site.place import Place, of_work
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROLE = CHECKOUT / "ansible" / "roles" / "mlflow_server"
+ROLE_NAME = "tracking_owner"
 NAME = "tracking.test"  # resolved to loopback by the tests themselves
 
 
@@ -67,6 +71,7 @@ class Postgres:
     port: int
     bin: Path
     superuser_passfile: Path
+    role_password: str = field(repr=False)
 
     def sql(self, statement: str, database: str = "postgres") -> str:
         where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-d", database]
@@ -79,14 +84,13 @@ class Postgres:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def database(self, folder: Path) -> Database:
-        """A new empty database of a role of its own, whose password stands in a file in `folder`."""
+    def database(self, folder: Path, model: Database | None = None) -> Database:
+        """A new database, empty or as `model`; its owner's password stands in a file in `folder`."""
         name = f"tracking_{secrets.token_hex(4)}"
-        password = f"db-{secrets.token_urlsafe(16)}"
-        self.sql(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
-        self.sql(f"CREATE DATABASE {name} OWNER {name}")
-        passfile = write_secret(folder / f"{name}.pgpass", f"*:*:*:{name}:{password}\n")
-        return Database(self, name, password, passfile)
+        copied = f" TEMPLATE {model.name}" if model is not None else ""
+        self.sql(f"CREATE DATABASE {name} OWNER {ROLE_NAME}{copied}")
+        passfile = write_secret(folder / f"{name}.pgpass", f"*:*:*:{ROLE_NAME}:{self.role_password}\n")
+        return Database(self, name, self.role_password, passfile)
 
 
 @dataclass
@@ -98,7 +102,7 @@ class Database:
 
     @property
     def uri(self) -> str:
-        return f"postgresql+psycopg://{self.name}@127.0.0.1:{self.cluster.port}/{self.name}"
+        return f"postgresql+psycopg://{ROLE_NAME}@127.0.0.1:{self.cluster.port}/{self.name}"
 
     def sql(self, statement: str) -> str:
         return self.cluster.sql(statement, self.name)
@@ -142,7 +146,7 @@ def postgres() -> Iterator[Postgres]:
             cwd=folder,
         )
     passfile = write_secret(folder / "pgpass", f"*:*:*:postgres:{password}\n")
-    cluster = Postgres(folder, port, tools, passfile)
+    cluster = Postgres(folder, port, tools, passfile, f"db-{secrets.token_urlsafe(16)}")
     try:
         _wait_for(lambda: _accepts(port), 30, lambda: (folder / "log").read_text())
         deadline = time.monotonic() + 30
@@ -152,6 +156,7 @@ def postgres() -> Iterator[Postgres]:
                 break
             assert time.monotonic() < deadline, (folder / "log").read_text()
             time.sleep(0.1)
+        cluster.sql(f"CREATE ROLE {ROLE_NAME} LOGIN PASSWORD '{cluster.role_password}'")
         yield cluster
     finally:
         server.send_signal(signal.SIGINT)
@@ -193,7 +198,8 @@ class SiteServer:
         return self.child.wait(timeout=60)
 
     def kill(self) -> None:
-        assert self.child is not None
+        if self.child is None or self.child.poll() is not None:
+            return
         os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait(timeout=30)
 
@@ -315,6 +321,52 @@ def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
     return folder / "authority.pem", folder / "certificate.pem", folder / "key.pem"
 
 
+class Stores:
+    """Places of both kinds of database; tables are made once a kind, and copied from then on."""
+
+    def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
+        self._request, self._folder = request, folder
+        self._models: dict[tuple[str, str], tuple[Place, Database | None]] = {}
+
+    def empty(self, kind: str, folder: Path) -> Place:
+        return self._new(kind, folder)[0]
+
+    def current(self, kind: str, folder: Path) -> Place:
+        """With the tables of the installed MLflow, and no run."""
+        return self.like(kind, folder, "current", make_tables)
+
+    def like(self, kind: str, folder: Path, name: str, make: Callable[[Place], None]) -> Place:
+        if (kind, name) not in self._models:
+            place, database = self._new(kind, self._folder / f"{kind}-{name}")
+            place.folder.mkdir(parents=True, exist_ok=True)
+            make(place)
+            self._models[kind, name] = place, database
+        model, database = self._models[kind, name]
+        place = self._new(kind, folder, database)[0]
+        place.folder.mkdir(parents=True, exist_ok=True)
+        if kind == "sqlite":
+            shutil.copyfile(model.database_file, place.database_file)
+        return place
+
+    def _new(self, kind: str, folder: Path, model: Database | None = None) -> tuple[Place, Database | None]:
+        folder.mkdir(parents=True, exist_ok=True)
+        if kind == "sqlite":
+            return of_work(folder / "work"), None
+        database = self._request.getfixturevalue("postgres").database(folder, model)
+        return load_site(make_site(folder, database, tls_port=443).file).place, database
+
+
+def make_tables(place: Place) -> None:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    SqlAlchemyStore(place.uri, "mlflow-artifacts:/").engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    return Stores(request, tmp_path_factory.mktemp("stores"))
+
+
 @dataclass
 class Site:
     """All of it, and how to be a client of it."""
@@ -334,8 +386,8 @@ def site(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     tls_port = free_port()
     server = make_site(folder, postgres.database(folder), tls_port=tls_port, mlflow_server_workers=2)
     with run_nginx(folder / "nginx", server.port, tls_port) as front:
-        server.start()
         try:
+            server.start()
             yield Site(server, front, server.admin_login(folder))
         finally:
             server.kill()

@@ -8,9 +8,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +17,9 @@ from stack.errors import BadRequest, Exit, NotAble, StackError
 from stack.tracking import Server
 from stack.tracking.site import place as places
 from stack.tracking.site.backup import DUMP_FILE, RECORD, backup, backup_dated, verify_backup
-from stack.tracking.site.config import load_site
-from stack.tracking.site.place import Place
+from stack.tracking.site.place import Place, connected
 from stack.tracking.site.restore import restore
+from stack.tracking.site.schema import read_schema
 
 TABLES = ("runs", "metrics", "latest_metrics", "params", "tags", "experiments")
 
@@ -64,30 +62,19 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def kind(request: pytest.FixtureRequest) -> SimpleNamespace:
-    """Makes empty places of one kind of database."""
-    if request.param == "sqlite":
-        return SimpleNamespace(name="sqlite", new=lambda folder: places.of_folder(folder / "tracking"))
-    postgres, tools = request.getfixturevalue("postgres"), request.getfixturevalue("tools")
-
-    def new(folder: Path) -> Place:
-        folder.mkdir(exist_ok=True)
-        site = tools.make_site(folder, postgres.database(folder), tls_port=443)
-        return load_site(site.file).place
-
-    return SimpleNamespace(name="postgresql", new=new)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def test_every_row_and_file_is_found_in_an_empty_place(kind: Any, tmp_path: Path) -> None:
-    place = kind.new(tmp_path / "here")
-    place.folder.mkdir(parents=True, exist_ok=True)
+def test_every_row_and_file_is_found_in_an_empty_place(kind: str, stores: Any, tmp_path: Path) -> None:
+    place = stores.current(kind, tmp_path / "here")
     for name in ("first", "second"):
         fill(place, name)
     made = backup(place, tmp_path / "backup", log=silent)
     assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o700
     assert (made.counts["runs"], made.counts["metrics"]) == (2, 600)
 
-    there = kind.new(tmp_path / "there")
+    there = stores.empty(kind, tmp_path / "there")
     restore(tmp_path / "backup", there, log=silent)
     assert rows(there) == rows(place)
     assert files(there.artifacts) == files(place.artifacts)
@@ -100,9 +87,8 @@ def test_every_row_and_file_is_found_in_an_empty_place(kind: Any, tmp_path: Path
         backup(place, tmp_path / "backup", log=silent)
 
 
-def test_a_backup_while_writers_write_holds_one_instant(kind: Any, tmp_path: Path) -> None:
-    place = kind.new(tmp_path / "here")
-    place.folder.mkdir(parents=True, exist_ok=True)
+def test_a_backup_while_writers_write_holds_one_instant(kind: str, stores: Any, tmp_path: Path) -> None:
+    place = stores.current(kind, tmp_path / "here")
     from mlflow.entities import Metric
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -130,7 +116,7 @@ def test_a_backup_while_writers_write_holds_one_instant(kind: Any, tmp_path: Pat
     finally:
         is_over.set()
         writer.join(timeout=60)
-    there = kind.new(tmp_path / "there")
+    there = stores.empty(kind, tmp_path / "there")
     restore(tmp_path / "backup", there, log=silent)
     got = rows(there)["metrics"]
     keys = [row[0] for row in got]
@@ -140,11 +126,10 @@ def test_a_backup_while_writers_write_holds_one_instant(kind: Any, tmp_path: Pat
     assert growing.read_text().startswith(copied) and copied.count("\n") >= keys.count("a") - 1
 
 
-def test_a_restored_store_is_served_with_its_runs(tmp_path: Path) -> None:
+def test_a_restored_store_is_served_with_its_runs(stores: Any, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    place = places.of_folder(tmp_path / "here" / "tracking")
-    place.folder.mkdir(parents=True)
+    place = stores.current("sqlite", tmp_path / "here")
     run_id = fill(place, "served again")
     backup(place, tmp_path / "backup", log=silent)
     restore(tmp_path / "backup", places.of_folder(tmp_path / "there" / "tracking"), log=silent)
@@ -186,13 +171,12 @@ def damage_added(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def sound_backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def sound_backup(stores: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sound")
-    place = places.of_folder(folder / "tracking")
-    place.folder.mkdir()
+    place = stores.current("sqlite", folder)
     fill(place, "sound", steps=5)
     backup(place, folder / "backup", log=silent)
-    yield folder / "backup"
+    return folder / "backup"
 
 
 @pytest.mark.parametrize("damage", [damage_byte, damage_database, damage_missing, damage_added])
@@ -215,42 +199,36 @@ def test_a_folder_that_is_no_backup_is_refused(sound_backup: Path, tmp_path: Pat
     with pytest.raises(BadRequest, match="no tracking database here"):
         backup(places.of_work(tmp_path / "none"), tmp_path / "to", log=silent)
     with pytest.raises(BadRequest, match="inside the store"):
-        there = places.of_folder(sound_backup.parent / "tracking")
+        there = places.of_work(sound_backup.parent / "work")
         backup(there, there.folder / "backup", log=silent)
 
 
-def test_a_backup_of_another_kind_is_refused(postgres: Any, tools: Any, tmp_path: Path) -> None:
-    site = tools.make_site(tmp_path / "site", postgres.database(tmp_path), tls_port=443)
-    place = places.of_folder(tmp_path / "here")
-    place.folder.mkdir()
-    fill(place, "of sqlite", steps=1)
-    backup(place, tmp_path / "backup", log=silent)
+def test_a_backup_of_another_kind_is_refused(sound_backup: Path, stores: Any, tmp_path: Path) -> None:
+    place = stores.empty("postgresql", tmp_path)
     with pytest.raises(BadRequest, match="of a sqlite database, and the place has postgresql"):
-        restore(tmp_path / "backup", load_site(site.file).place, log=silent)
+        restore(sound_backup, place, log=silent)
 
 
 def test_a_failed_restore_leaves_an_empty_place(
-    postgres: Any, tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stores: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = tools.make_site(tmp_path / "site", postgres.database(tmp_path), tls_port=443)
-    place = load_site(site.file).place
+    place = stores.current("postgresql", tmp_path / "here")
     fill(place, "kept", steps=50)
     backup(place, tmp_path / "backup", log=silent)
-    other = tools.make_site(tmp_path / "other", postgres.database(tmp_path), tls_port=443)
-    there = load_site(other.file).place
+    there = stores.empty("postgresql", tmp_path / "there")
     # Half a dump with a record that fits: what arrives is not whole, and PostgreSQL's tool says so.
     dump = tmp_path / "backup" / DUMP_FILE
     dump.write_bytes(dump.read_bytes()[: dump.stat().st_size // 2])
     monkeypatch.setattr("stack.tracking.site.backup._problems", lambda made: iter(()))
     with pytest.raises(StackError, match="pg_restore ended with code"):
         restore(tmp_path / "backup", there, log=silent)
-    assert other.database.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == "0"
+    with connected(there) as connection:
+        assert read_schema(connection).is_empty
     assert not there.artifacts.exists()
 
 
-def test_dated_backups_stay_as_many_as_asked_and_nothing_else_goes(tmp_path: Path) -> None:
-    place = places.of_folder(tmp_path / "tracking")
-    place.folder.mkdir()
+def test_dated_backups_stay_as_many_as_asked_and_nothing_else_goes(stores: Any, tmp_path: Path) -> None:
+    place = stores.current("sqlite", tmp_path)
     fill(place, "kept", steps=1)
     below = tmp_path / "backups"
     for day in ("01", "02", "03"):
@@ -270,12 +248,11 @@ def test_dated_backups_stay_as_many_as_asked_and_nothing_else_goes(tmp_path: Pat
     )
 
 
-def test_a_server_at_work_keeps_restores_and_upgrades_away(tmp_path: Path) -> None:
+def test_a_server_at_work_keeps_restores_and_upgrades_away(stores: Any, tmp_path: Path) -> None:
     from stack.tracking.site.place import hold
     from stack.tracking.site.upgrade import upgrade
 
-    place = places.of_folder(tmp_path / "tracking")
-    place.folder.mkdir()
+    place = stores.current("sqlite", tmp_path)
     fill(place, "held", steps=1)
     with hold(place), pytest.raises(NotAble, match="works at this store"):
         upgrade(place, tmp_path / "backup", log=silent)

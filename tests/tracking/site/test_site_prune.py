@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from stack.cli import cli
 from stack.tracking import names
 from stack.tracking.site import place as places
-from stack.tracking.site.config import load_site
 from stack.tracking.site.place import Place
 from stack.tracking.site.prune import DAY_MS, StoredRun, apply_prune, artifact_folder, judge, plan_prune
 
@@ -41,7 +40,7 @@ def forests(draw: st.DrawFn) -> dict[str, StoredRun]:
     return runs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(forests())
 def test_a_run_goes_only_if_everything_that_is_nested_with_it_may_go(runs: dict[str, StoredRun]) -> None:
     to_trash, kept = judge(runs, OLD)
@@ -63,13 +62,8 @@ def test_a_run_goes_only_if_everything_that_is_nested_with_it_may_go(runs: dict[
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    if request.param == "sqlite":
-        made = places.of_work(tmp_path / "work")
-        made.folder.mkdir(parents=True)
-        return made
-    postgres, tools = request.getfixturevalue("postgres"), request.getfixturevalue("tools")
-    return load_site(tools.make_site(tmp_path / "site", postgres.database(tmp_path), tls_port=443).file).place
+def place(request: pytest.FixtureRequest, stores: Any, tmp_path: Path) -> Place:
+    return stores.current(request.param, tmp_path / "here")
 
 
 class Filled:
@@ -158,9 +152,8 @@ def test_old_runs_go_to_the_trash_and_later_for_good_and_the_rest_stays(place: P
     assert filled.living() == everything - {"old", "tagged no"}
 
 
-def test_the_command_says_first_and_does_only_when_told(tmp_path: Path) -> None:
-    place = places.of_work(tmp_path / "work")
-    place.folder.mkdir(parents=True)
+def test_the_command_says_first_and_does_only_when_told(stores: Any, tmp_path: Path) -> None:
+    place = stores.current("sqlite", tmp_path)
     filled = Filled(place)
     filled.run("ancient", days=20_000)
     command = ["track", "prune", "--work", str(tmp_path / "work"), "--keep-days", "1000"]

@@ -13,7 +13,6 @@ from stack.errors import NotAble, WorkFailed
 from stack.tracking import Server
 from stack.tracking.site import place as places
 from stack.tracking.site.backup import verify_backup
-from stack.tracking.site.config import load_site
 from stack.tracking.site.place import Place, connected, open_engine
 from stack.tracking.site.schema import head_of_tracking, require_current
 from stack.tracking.site.upgrade import upgrade
@@ -79,15 +78,8 @@ WRITTEN = [(step, 1 / (step + 1)) for step in range(STEPS)]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def old(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    if request.param == "sqlite":
-        place = places.of_work(tmp_path / "work")
-    else:
-        postgres, tools = request.getfixturevalue("postgres"), request.getfixturevalue("tools")
-        site = tools.make_site(tmp_path / "site", postgres.database(tmp_path), tls_port=443)
-        place = load_site(site.file).place
-    make_old(place)
-    return place
+def old(request: pytest.FixtureRequest, stores: Any, tmp_path: Path) -> Place:
+    return stores.like(request.param, tmp_path / "here", "old", make_old)
 
 
 def test_old_tables_are_refused_upgraded_after_a_backup_and_every_run_is_there(
@@ -132,9 +124,8 @@ def test_a_failed_upgrade_leaves_the_old_tables_usable(old: Place, tmp_path: Pat
         assert not list(old.folder.glob(".mlflow.db.upgrade*"))
 
 
-def test_the_server_of_one_host_refuses_old_tables_with_the_command(tmp_path: Path) -> None:
-    place = places.of_work(tmp_path / "work")
-    make_old(place)
+def test_the_server_of_one_host_refuses_old_tables_with_the_command(stores: Any, tmp_path: Path) -> None:
+    place = stores.like("sqlite", tmp_path, "old", make_old)
     with pytest.raises(NotAble, match="nothing was changed") as refused:
         Server.start(place.folder)
     assert refused.value.do.startswith(f"stack track upgrade --work {tmp_path / 'work'} ")
@@ -159,12 +150,10 @@ def test_tables_of_a_newer_mlflow_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_upgrade_waits_for_nobody_who_is_connected(
-    postgres: Any, tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stores: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stack.tracking.site.upgrade.LEAVE_TRIES", 2)
-    site = tools.make_site(tmp_path / "site", postgres.database(tmp_path), tls_port=443)
-    place = load_site(site.file).place
-    make_old(place)
+    place = stores.like("postgresql", tmp_path / "here", "old", make_old)
     with connected(place), pytest.raises(NotAble, match="1 other connections are open"):
         upgrade(place, tmp_path / "backup", log=silent)
     assert revision(place) == REVISION_OF_MLFLOW_3_10

@@ -136,7 +136,7 @@ def test_a_database_that_is_away_or_refuses_the_login_is_told_without_the_passwo
     database = postgres.database(tmp_path)
     site = tools.make_site(tmp_path / "site", database, tls_port=443)
     place = load_site(site.file).place
-    tools.write_secret(database.passfile, f"*:*:*:{database.name}:wr0ng-c4nary\n")
+    tools.write_secret(database.passfile, "*:*:*:*:wr0ng-c4nary\n")
     with pytest.raises(NotAble, match="password authentication failed") as refused:
         require_current(place)
     assert "passfile" not in str(refused.value) and "c4nary" not in str(refused.value)

@@ -141,7 +141,7 @@ def track_restore(backup: Path, dry_run: bool, work: Path, site: Path | None) ->
 
     Example: stack track restore backups/monday --work restored
     """
-    from stack.tracking.site.backup import verify_backup
+    from stack.tracking.site.backup_record import verify_backup
     from stack.tracking.site.restore import restore
 
     if dry_run:

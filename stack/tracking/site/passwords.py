@@ -41,12 +41,12 @@ def read_password(file: Path, what: str) -> str:
 
 
 def admin_password(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The first user's password; None where none is given.
+    """The first user's password; None where none is given, or its file is gone, as it may once it was read.
 
     Raises:
-        BadRequest: the file cannot be used.
+        BadRequest: the file is there and cannot be used.
     """
-    if file is not None:
+    if file is not None and file.exists():
         return read_password(file, "the admin's password file")
     return environment.get(ADMIN_PASSWORD_VARIABLE) or None
 

@@ -11,7 +11,7 @@ from stack.files import disk_error, hold_target, whole_folder
 from stack.tracking.server import LOCK, MADE, REFUSED, SERVER_LOG
 from stack.tracking.site import place as places
 from stack.tracking.site import postgres
-from stack.tracking.site.backup import Backup, verify_backup
+from stack.tracking.site.backup_record import Backup, verify_backup
 from stack.tracking.site.place import ARTIFACTS, DATABASE, IN_USE, Place, connected, hold, shown_uri
 from stack.tracking.site.schema import count_rows, read_schema, translated
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stack.errors import BadRequest, NotAble
+from stack.tracking.mlflow_app import log_ahead
 from stack.tracking.site.config import Site, load_site
 from stack.tracking.site.passwords import (
     ADMIN_PASSWORD_VARIABLE,
@@ -141,6 +142,8 @@ def _make_ready(site: Site, password: str | None) -> None:
     )
     if missing := [name for name in names if name not in os.environ]:
         raise NotAble("track-mlflow-differs", f"this MLflow reads other settings: {', '.join(missing)}")
+    if site.place.is_sqlite:
+        log_ahead(site.place.database_file)
     handlers.initialize_backend_stores(site.place.uri, site.place.uri, "mlflow-artifacts:/")
     from mlflow.server.auth import store
     from mlflow.server.auth.config import read_auth_config

@@ -16,7 +16,8 @@ import pytest
 from stack.errors import BadRequest, Exit, NotAble, StackError
 from stack.tracking import Server
 from stack.tracking.site import place as places
-from stack.tracking.site.backup import DUMP_FILE, RECORD, backup, backup_dated, verify_backup
+from stack.tracking.site.backup import backup, backup_dated
+from stack.tracking.site.backup_record import DUMP_FILE, RECORD, verify_backup
 from stack.tracking.site.place import Place, connected
 from stack.tracking.site.restore import restore
 from stack.tracking.site.schema import read_schema
@@ -219,7 +220,7 @@ def test_a_failed_restore_leaves_an_empty_place(
     # Half a dump with a record that fits: what arrives is not whole, and PostgreSQL's tool says so.
     dump = tmp_path / "backup" / DUMP_FILE
     dump.write_bytes(dump.read_bytes()[: dump.stat().st_size // 2])
-    monkeypatch.setattr("stack.tracking.site.backup._problems", lambda made: iter(()))
+    monkeypatch.setattr("stack.tracking.site.backup_record._problems", lambda made: iter(()))
     with pytest.raises(StackError, match="pg_restore ended with code"):
         restore(tmp_path / "backup", there, log=silent)
     with connected(there) as connection:

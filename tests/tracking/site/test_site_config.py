@@ -157,6 +157,7 @@ def test_an_admin_password_comes_from_its_file_or_the_environment(tmp_path: Path
     file.write_text("from-file\nsecond line\n")
     file.chmod(0o600)
     assert admin_password(file, {ADMIN_PASSWORD_VARIABLE: "from-environment"}) == "from-file"
+    assert admin_password(tmp_path / "gone", {}) is None
     file.write_text("\n")
     with pytest.raises(BadRequest, match="is empty"):
         admin_password(file, {})

@@ -12,7 +12,7 @@ import pytest
 from stack.errors import NotAble, WorkFailed
 from stack.tracking import Server
 from stack.tracking.site import place as places
-from stack.tracking.site.backup import verify_backup
+from stack.tracking.site.backup_record import verify_backup
 from stack.tracking.site.place import Place, connected, open_engine
 from stack.tracking.site.schema import head_of_tracking, require_current
 from stack.tracking.site.upgrade import upgrade

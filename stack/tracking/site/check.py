@@ -123,11 +123,13 @@ def _as_user(target: Target, login: Login | None, *, asks_login: bool) -> Iterat
     yield Checked("as a user", answer.status == 200, f"{who}: status {answer.status}")
     if answer.status != 200:
         return
-    old = [
-        experiment["name"]
-        for experiment in answer.data.get("experiments", [])
-        if not experiment["artifact_location"].startswith(PROXIED)
-    ]
+    try:
+        experiments = answer.data.get("experiments", [])
+        places = {experiment["name"]: experiment["artifact_location"] for experiment in experiments}
+    except (ValueError, KeyError, AttributeError):
+        yield Checked("artifacts", False, "the answer is not MLflow's: is another server behind this name?")
+        return
+    old = [name for name, place in places.items() if not place.startswith(PROXIED)]
     said = "all go through the server"
     if old:
         said = (

@@ -134,10 +134,16 @@ def hold(place: Place, *, wait_s: float = 0.0) -> Iterator[None]:
     """Be the only server, restore or upgrade at a store; a kill lets go.
 
     Raises:
-        NotAble: another process holds it for longer than `wait_s`.
+        NotAble: another process holds it for longer than `wait_s`; the folder cannot be written.
     """
-    place.folder.mkdir(parents=True, exist_ok=True)
-    with (place.folder / IN_USE).open("a+") as file:
+    try:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        opened = (place.folder / IN_USE).open("a+")
+    except OSError as error:
+        raise NotAble(
+            "track-store-not-writable", f"the store cannot be written: {error}", where=str(place.folder)
+        ) from error
+    with opened as file:
         deadline = time.monotonic() + wait_s
         while True:
             try:

@@ -68,15 +68,20 @@ def _run(name: str, place: Place, arguments: Sequence[str], verb: str) -> None:
     environment = {**os.environ, "LC_ALL": "C"}
     if place.passfile is not None:
         environment["PGPASSFILE"] = str(place.passfile)
-    done = subprocess.run(
-        [str(tool(name)), "--no-password", *given, *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=LIMIT_S,
-    )
+    try:
+        done = subprocess.run(
+            [str(tool(name)), "--no-password", *given, *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WorkFailed(
+            f"track-{verb}-failed", f"{name} did not end within {LIMIT_S:.0f} s", where=shown_uri(place)
+        ) from error
     if done.returncode:
         said = done.stderr.strip().splitlines()[-LINES_SHOWN:]
         raise WorkFailed(

@@ -222,7 +222,7 @@ def make_site(folder: Path, database: Database | None, *, tls_port: int, **chang
         "mlflow_server_names": [NAME, "localhost"],
         "mlflow_server_admin_password_file": str(admin_file),
         "mlflow_server_workers": 1,
-        "mlflow_server_login_cache_s": 3,
+        "mlflow_server_login_cache_s": 10,
         **changes,
     }
     (folder / "site.yaml").write_text(render("site.yaml.j2", variables))

@@ -72,8 +72,12 @@ def test_a_run_goes_through_tls_and_login_and_comes_back(as_client: Any, tmp_pat
     assert any(run.info.run_id in path.parts for path in on_disk)
 
 
-def test_eight_writers_at_once_and_the_server_killed_in_the_middle(as_client: Any, tmp_path: Path) -> None:
-    journals = [write_run(tmp_path / f"run{number}", 1100) for number in range(8)]
+def test_eight_writers_at_once_and_the_server_killed_in_the_middle(
+    as_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine, requests that are given up and sent again would only make it busier.
+    monkeypatch.setattr("stack.tracking.remote.TIMEOUT_S", 60)
+    journals = [write_run(tmp_path / f"run{number}", 600) for number in range(8)]
     failures: list[BaseException] = []
     through: list[str] = []
     deadline = time.monotonic() + 420
@@ -94,10 +98,10 @@ def test_eight_writers_at_once_and_the_server_killed_in_the_middle(as_client: An
         thread.start()
     metrics = "SELECT count(*) FROM metrics"
     before = int(as_client.server.database.sql(metrics))
-    while int(as_client.server.database.sql(metrics)) < before + 4000:
+    while int(as_client.server.database.sql(metrics)) < before + 2000:
         time.sleep(0.5)
     as_client.server.kill()
-    assert int(as_client.server.database.sql(metrics)) < before + 8 * 2200, "the kill must cut in the middle"
+    assert int(as_client.server.database.sql(metrics)) < before + 8 * 1200, "the kill must cut in the middle"
     as_client.server.start()
     for thread in threads:
         thread.join(timeout=max(0.0, deadline - time.monotonic()) + 30)
@@ -231,7 +235,7 @@ def test_users_are_made_with_strong_passwords_and_share_their_experiments(
 
 def _soon(condition: Any) -> None:
     """A worker believes a login that it has checked for a while: `login_cache_s`."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.3)

@@ -19,6 +19,8 @@ import pytest
 
 from stack.errors import BadRequest, Exit, NotAble
 from stack.tracking import Server
+from stack.tracking.site.asking import Target
+from stack.tracking.site.check import check_server
 
 
 def answers(uri: str) -> bool:
@@ -47,6 +49,14 @@ def test_a_second_server_over_the_same_store_is_refused_even_where_its_state_was
         state.write_text(kept)
     assert f"process {store.server.pid}" in str(refused.value)
     assert answers(store.uri)
+
+
+def test_the_check_of_a_site_finds_nothing_wrong_here_either(store: Any) -> None:
+    found = {checked.name: checked.is_good for checked in check_server(Target.parse(store.uri))}
+    assert found.pop("artifacts") is not None  # other tests make experiments of any kind
+    assert found == dict.fromkeys(
+        ["answers", "certificate", "name", "login", "pages", "foreign names", "as a user"], True
+    )
 
 
 def test_readers_do_not_wait_for_a_writer(store: Any) -> None:
@@ -130,6 +140,8 @@ START = """
 import sys, time
 from pathlib import Path
 from stack.tracking import Server
+from stack.tracking.site.asking import Target
+from stack.tracking.site.check import check_server
 print(Server.start(Path(sys.argv[1])).uri, flush=True)
 time.sleep(600)
 """

@@ -19,6 +19,7 @@ from stack.tracking.site.asking import Answer, Target, ask
 DAYS_LEFT = 14
 FOREIGN_HOST = "rebinding.invalid"
 KNOWN_LOGINS = (Login("admin", "password1234"), Login("admin", "password"), Login("mlflow", "mlflow"))
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SEARCH = "/api/2.0/mlflow/experiments/search"
 SEARCH_OF_PAGE = "/ajax-api/2.0/mlflow/experiments/search"
 PROXIED = "mlflow-artifacts:"
@@ -61,10 +62,15 @@ def _checks(target: Target, login: Login | None) -> Iterator[Checked]:
 
 def _certificate(target: Target, answer: Answer) -> Checked:
     if not answer.certificate:
-        is_here = urlsplit(target.uri).hostname in ("localhost", "127.0.0.1", "::1")
-        return Checked("certificate", is_here or False, "none: what is sent can be read on the way")
+        if _is_here(target):
+            return Checked("certificate", True, "none, on this machine alone")
+        return Checked("certificate", False, "none: what is sent can be read on the way")
     left_days = (ssl.cert_time_to_seconds(str(answer.certificate["notAfter"])) - time.time()) / 86400
     return Checked("certificate", left_days >= DAYS_LEFT, f"trusted, {left_days:.0f} days left")
+
+
+def _is_here(target: Target) -> bool:
+    return urlsplit(target.uri).scheme == "http" and urlsplit(target.uri).hostname in LOOPBACK
 
 
 def _name(target: Target, answer: Answer) -> Checked:
@@ -79,8 +85,9 @@ def _login_is_asked(target: Target, answer: Answer) -> Checked:
     if answer.status == 401:
         return Checked("login", True, "asked for")
     if answer.status == 200:
-        is_here = urlsplit(target.uri).hostname in ("localhost", "127.0.0.1", "::1")
-        return Checked("login", is_here or False, "none: everybody who reaches the server may write")
+        if _is_here(target):
+            return Checked("login", True, "none, on this machine alone")
+        return Checked("login", False, "none: everybody who reaches the server may write")
     return Checked("login", None, f"cannot be told: status {answer.status}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stack.errors import NotAble
@@ -66,10 +67,12 @@ def head_of_tracking() -> str:
 
 def head_of_users() -> str:
     """The version of the tables of users that the installed MLflow needs."""
+    import mlflow
     from alembic.script import ScriptDirectory
-    from mlflow.server.auth.db.utils import _get_alembic_config
 
-    return str(ScriptDirectory.from_config(_get_alembic_config("")).get_current_head())
+    # By path: importing MLflow's own way there would load its whole server.
+    migrations = Path(mlflow.__file__).parent / "server" / "auth" / "db" / "migrations"
+    return str(ScriptDirectory(str(migrations)).get_current_head())
 
 
 def require_current(place: Place, *, with_users: bool = False) -> None:

@@ -179,13 +179,16 @@ class SiteServer:
     def log(self) -> str:
         return (self.folder / "server.out").read_text()
 
-    def start(self, *, environment: dict[str, str] | None = None) -> SiteServer:
+    def start(self) -> SiteServer:
+        # The tests' own login, as a client, is none of the server's environment.
+        client = ("MLFLOW_", "STACK_TRACKING_")
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(client)}
         with (self.folder / "server.out").open("a") as out:
             self.child = subprocess.Popen(
                 [sys.executable, "-m", "stack", "track", "server", "--site", str(self.file)],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env=environment,
                 start_new_session=True,
                 text=True,
             )

@@ -192,7 +192,8 @@ class Remote:
 
     def _wait_for_health(self) -> None:
         # MLflow's own tries are slow to give up; a server that is away is told in seconds.
-        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust()))
+        handlers = [urllib.request.HTTPSHandler(context=trust())] if self.uri.startswith("https:") else []
+        opener = urllib.request.build_opener(*handlers)
         for left in reversed(range(TRIES)):
             try:
                 with opener.open(f"{self.uri}/health", timeout=TIMEOUT_S):

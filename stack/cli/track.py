@@ -6,23 +6,39 @@ from pathlib import Path
 
 import click
 
-from stack.cli.options import FOLDER, Commands, log
+from stack.cli.options import FILE, FOLDER, Commands, log
+from stack.cli.track_site import (
+    track_backup,
+    track_check,
+    track_prune,
+    track_restore,
+    track_upgrade,
+    track_users,
+)
 from stack.errors import BadRequest
 
 
 @click.group(cls=Commands)
 def track() -> None:
-    """The local MLflow server, and the way of a run's journal to one."""
+    """MLflow's server for one host or a site, its care, and the way of a run's journal to one."""
 
 
 @track.command("server")
 @click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: a free one.")
-def track_server(work: Path, port: int | None) -> None:
-    """Serve the runs of a working folder on loopback until Ctrl-C.
+@click.option("--site", type=FILE, help="Serve a site as its file says, instead of one host.")
+def track_server(work: Path, port: int | None, site: Path | None) -> None:
+    """Serve the runs of a working folder on loopback, or a site with logins, until Ctrl-C.
 
     Example: stack track server --port 5000
     """
+    if site is not None:
+        if port is not None:
+            raise BadRequest("track-port-twice", "a site's port is in its file: leave --port out")
+        from stack.tracking.site.serve import serve_site
+
+        serve_site(site, log=log)
+        return
     from stack.tracking.server import serve
 
     serve(work.absolute() / "tracking", port=port, log=click.echo)
@@ -48,3 +64,7 @@ def track_ship(folder: Path, server: str | None, work: Path) -> None:
 
     with Server.start(work.absolute() / "tracking", log=log) as local:
         ship(folder, local.uri, log=log)
+
+
+for command in (track_check, track_users, track_backup, track_restore, track_upgrade, track_prune):
+    track.add_command(command)

@@ -98,6 +98,11 @@ def load_packages_manifest(file: Path) -> Loaded[PackagesManifest]:
     return _load(PackagesManifest, file, (), False)
 
 
+def load_manifest(model: type[M], file: Path, *, allow_outside: bool = False) -> Loaded[M]:
+    """Load a room's own kind of manifest."""
+    return _load(model, file, (), allow_outside)
+
+
 def _load(model: type[M], file: Path, overrides: tuple[str, ...], allow_outside: bool) -> Loaded[M]:
     file = Path(os.path.abspath(file))
     try:

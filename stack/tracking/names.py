@@ -25,6 +25,7 @@ PARAM_CHANGED = "param-changed."  # + name of the parameter
 PARAM_CUT = "param-cut."  # + name of the parameter
 
 VERDICT = "stack.verdict"  # identical, within-band, different-at-<gate>, cannot-judge
+KEEP = "stack.keep"  # set by a person: retention never deletes this run, nor what is nested with it
 DATASET = "stack.dataset"
 DATASET_DIGEST = "stack.dataset_digest"
 WEIGHTS_DIGEST = "stack.weights_digest"

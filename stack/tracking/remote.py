@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from stack.errors import BadRequest, NotAble
 from stack.tracking import names, views
+from stack.tracking.login import login, refusal, refuse_login_in_address, trust
 from stack.tracking.replay import DIGEST_CHARACTERS, DatasetUse, Point
 
 TIMEOUT_S = 10
@@ -38,11 +39,12 @@ class Remote:
     """One tracking server.
 
     Raises:
-        BadRequest: the address is not one of HTTP.
-        NotAble: MLflow is not installed, or the server does not answer.
+        BadRequest: the address is not one of HTTP, or holds a login.
+        NotAble: MLflow is not installed; the server does not answer, or is not to be trusted.
     """
 
     def __init__(self, server: str) -> None:
+        refuse_login_in_address(server)
         self.uri = server.rstrip("/")
         parts = urlsplit(self.uri)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -52,6 +54,7 @@ class Remote:
                 do="give one like http://127.0.0.1:5000",
             )
         _prepare_environment(parts.hostname)
+        login()
         self._wait_for_health()
         self._client = _new_client(self.uri)
         self._experiments: dict[str, str] = {}
@@ -189,14 +192,16 @@ class Remote:
 
     def _wait_for_health(self) -> None:
         # MLflow's own tries are slow to give up; a server that is away is told in seconds.
-        opener = urllib.request.build_opener()
+        handlers = [urllib.request.HTTPSHandler(context=trust())] if self.uri.startswith("https:") else []
+        opener = urllib.request.build_opener(*handlers)
         for left in reversed(range(TRIES)):
             try:
                 with opener.open(f"{self.uri}/health", timeout=TIMEOUT_S):
                     return
             except (OSError, ValueError) as error:
-                if not left:
-                    raise away(self.uri, error) from error
+                refused = refusal(self.uri, str(error))
+                if refused is not None or not left:
+                    raise refused or away(self.uri, error) from error
             time.sleep(WAIT_S)
 
     def _call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -212,6 +217,9 @@ class Remote:
         raise AssertionError("unreachable")
 
     def _wrapped(self, error: Exception) -> NotAble:
+        refused = refusal(self.uri, str(error))
+        if refused is not None:
+            return refused
         if _is_passing(error):
             return away(self.uri, error)
         return NotAble(

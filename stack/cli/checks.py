@@ -81,6 +81,10 @@ def audit(
 
     Example: stack audit deliveries/task_5867 --for pi05 --html report.html
     """
+    from stack.audit.shelter import take_shelter
+
+    # A reader that crashes on a damaged file must not take the report along.
+    take_shelter(None if max_seconds is None else max_seconds * len(datasets))
     from stack.audit import audit as run_audit
     from stack.audit.kinds import OPENPI, PolicyNeeds
     from stack.audit.text import render
@@ -153,6 +157,9 @@ def mend(source: Path, target: Path, restamp: bool, dry_run: bool, json_to: str 
 
     Example: stack mend deliveries/task_5867 work/task_5867-mended --dry-run
     """
+    from stack.audit.shelter import take_shelter
+
+    take_shelter()
     from stack.audit.mend import mend as run_mend
 
     done = run_mend(source, target, restamp=restamp, dry_run=dry_run, log=log)

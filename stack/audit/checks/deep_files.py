@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,9 @@ from tempfile import TemporaryDirectory
 from stack.audit.checks.deep_scan import Clip, Job, Scan, scan
 from stack.audit.clips import ClipSpan
 from stack.audit.kinds import Case
-from stack.dataset.pool import open_pool
+from stack.audit.shelter import in_shelter
+from stack.dataset.pool import Pool, open_pool
+from stack.errors import WorkFailed
 
 TOLD_EVERY_S = 5.0
 
@@ -54,7 +57,7 @@ def _decode(case: Case) -> Decoded:
         # The longest first: the last process to finish is then not one that began with hours of video.
         jobs.sort(key=lambda job: -evidence.videos[job.name].frames)
         try:
-            for found in pool.map(scan, jobs):
+            for found in _scans(jobs, pool):
                 scans[found.name] = found
                 pictures += found.decoded
                 now = time.monotonic()
@@ -66,6 +69,19 @@ def _decode(case: Case) -> Decoded:
             stop.touch()
             raise
     return Decoded(scans, clips, cameras, pictures, time.monotonic() - started)
+
+
+def _scans(jobs: list[Job], pool: Pool) -> Iterator[Scan]:
+    """The scan of each file; where a worker dies and this process may too, the culprit is found here."""
+    done = 0
+    try:
+        for found in pool.map(scan, jobs):
+            done += 1
+            yield found
+    except WorkFailed:
+        if not in_shelter():
+            raise
+        yield from map(scan, jobs[done:])
 
 
 def _clips(case: Case) -> tuple[dict[str, tuple[Clip, ...]], dict[str, str]]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stack.audit.shelter import reading
 from stack.errors import StackError
 
 BLOCKS, COLOUR_BLOCKS = 32, 16  # along each side, at most
@@ -114,9 +115,12 @@ class Scan:
 def scan(job: Job) -> Scan:
     """Decode every picture of a file; what cannot be decoded is listed, never raised."""
     try:
-        frames, why, pictures = _pictures(job.file, job.stop)
+        with reading(job.file, bounded=False):
+            frames, why, pictures = _pictures(job.file, job.stop)
     except StackError as error:
         frames, why, pictures = 0, error.what, {}
+    except OSError as error:
+        frames, why, pictures = 0, str(error), {}
     digests = np.zeros(frames, np.uint64)
     known = np.zeros(frames, np.bool_)
     width = len(next(iter(pictures.values())).blocks) if pictures else 1

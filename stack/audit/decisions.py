@@ -40,6 +40,8 @@ DROP = frozenset(
         "episode-without-rows",
         "unchecked-rows",
         "unchecked-video",
+        "picture-missing",
+        "picture-damaged",
     }
 )
 # So too where few episodes have it; where most do, the declaration is wrong and not the episodes.

@@ -1,7 +1,7 @@
-"""A reader that crashes or hangs on one file: the report comes all the same, and says what it did not see.
+"""A reader that crashes or hangs on one file: the report comes all the same and says what it did not see.
 
-No bytes are known that crash this release of pyarrow or PyAV for certain, so the crash is made: the audit runs
-as a command of its own in which the reader ends the process when it is given a certain file.
+No bytes are known that crash this release of pyarrow or PyAV for certain, so the crash is made: the audit
+runs as a command of its own, in which the reader ends the process when it is given a certain file.
 """
 
 from __future__ import annotations

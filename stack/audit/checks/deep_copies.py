@@ -57,7 +57,7 @@ def copies(found: Decoded) -> Iterator[Copy]:
 
 def _place(found: Decoded, of: tuple[str, Clip], frame: int) -> Place:
     file, (episode, _, _) = of
-    return Place(file, episode, frame, found.cameras[file])
+    return Place(found.files[file], episode, frame, found.cameras[file])
 
 
 def _fits(found: Decoded, file: str) -> bool:

@@ -20,16 +20,18 @@ TOLD_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class Decoded:
-    """Scans and clips by file.
+    """Scans and clips by name: a video's file, or a row file and its picture column.
 
     Attributes:
-        cameras: file -> its camera.
+        files: name -> file.
+        cameras: name -> camera.
         pictures, seconds: what was decoded, for the rate.
     """
 
     scans: dict[str, Scan]
     clips: dict[str, tuple[Clip, ...]]
     cameras: dict[str, str]
+    files: dict[str, str]
     pictures: int
     seconds: float
 
@@ -45,17 +47,27 @@ def decoded(case: Case) -> Decoded:
 def _decode(case: Case) -> Decoded:
     evidence = case.evidence
     clips, cameras = _clips(case)
+    files = {name: name for name in clips}
+    columns: dict[str, str] = {}
+    for camera, file, own in _in_rows(case):
+        name = f"{file}, {camera}"
+        clips[name], cameras[name], files[name], columns[name] = own, camera, file, camera
     fps = evidence.fps or 30.0
-    total = sum(evidence.videos[file].frames for file in clips)
+    frames = {name: sum(count for _, _, count in own) for name, own in clips.items()}
+    frames |= {name: evidence.videos[name].frames for name in clips if name in evidence.videos}
+    total = sum(frames.values())
     scans: dict[str, Scan] = {}
     started = told = time.monotonic()
     pictures = 0
     # The folder outlives the pool, whose workers look into it.
     with TemporaryDirectory(prefix="stack-audit-") as folder, open_pool(None) as pool:
         stop = Path(folder, "stop")
-        jobs = [Job(evidence.root / file, file, fps, clips[file], stop) for file in clips]
+        jobs = [
+            Job(evidence.root / files[name], name, fps, own, stop, columns.get(name))
+            for name, own in clips.items()
+        ]
         # The longest first: the last process to finish is then not one that began with hours of video.
-        jobs.sort(key=lambda job: -evidence.videos[job.name].frames)
+        jobs.sort(key=lambda job: -frames[job.name])
         try:
             for found in _scans(jobs, pool):
                 scans[found.name] = found
@@ -68,7 +80,17 @@ def _decode(case: Case) -> Decoded:
         except BaseException:  # time is up, or Ctrl-C
             stop.touch()
             raise
-    return Decoded(scans, clips, cameras, pictures, time.monotonic() - started)
+    return Decoded(scans, clips, cameras, files, pictures, time.monotonic() - started)
+
+
+def _in_rows(case: Case) -> Iterator[tuple[str, str, tuple[Clip, ...]]]:
+    """(camera, row file, its episodes) of pictures that lie in the rows."""
+    rows = case.evidence.rows
+    for camera, feature in case.evidence.features.items():
+        for file, start, _ in rows.files if feature.dtype == "image" and camera in rows.columns else ():
+            own = [(s.episode, s.start - start, s.count) for s in rows.spans if s.file == file]
+            if own:
+                yield camera, file, tuple(own)
 
 
 def _scans(jobs: list[Job], pool: Pool) -> Iterator[Scan]:

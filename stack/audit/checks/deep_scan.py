@@ -48,6 +48,7 @@ class Job:
 
     Attributes:
         stop: where this file appears, the scan breaks off: a process pool cannot end what has begun.
+        column: of a row file, where the pictures lie in the rows; None for a video.
     """
 
     file: Path
@@ -55,6 +56,7 @@ class Job:
     fps: float
     clips: tuple[Clip, ...]
     stop: Path | None = None
+    column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def scan(job: Job) -> Scan:
     """Decode every picture of a file; what cannot be decoded is listed, never raised."""
     try:
         with reading(job.file, bounded=False):
-            frames, why, pictures = _pictures(job.file, job.stop)
+            frames, why, pictures = _pictures(job.file, job.stop, job.column)
     except StackError as error:
         frames, why, pictures = 0, error.what, {}
     except OSError as error:
@@ -154,14 +156,16 @@ class _Picture:
     is_flat: bool
 
 
-def _pictures(file: Path, stop: Path | None) -> tuple[int, str, dict[int, _Picture]]:
+def _pictures(file: Path, stop: Path | None, column: str | None) -> tuple[int, str, dict[int, _Picture]]:
     """(frames in the file, why some are lost, picture by presentation number)."""
+    from stack.audit.checks.deep_rows import count_rows, row_planes
     from stack.dataset.video_decode import decode_planes
     from stack.dataset.video_index import index_video
 
-    frames, why = index_video(file).info.frames, ""
+    why = ""
+    frames = index_video(file).info.frames if column is None else count_rows(file)
     found: dict[int, _Picture] = {}
-    for frame, planes in decode_planes(file):
+    for frame, planes in decode_planes(file) if column is None else row_planes(file, column):
         if stop is not None and len(found) % LOOKS_EVERY == 0 and stop.exists():
             break
         if isinstance(planes, str):

@@ -72,6 +72,7 @@ def encode(
     fps: float = FPS,
     times: Sequence[int] | None = None,
     gop: int = 5,
+    crf: int = 20,
 ) -> None:
     """H.264 with a key frame every `gop` frames; `times` in ticks of 1/(1000 fps) in place of n / fps."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,13 @@ def encode(
         stream.height, stream.width = pictures[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = base
-        stream.options = {"g": str(gop), "bf": "0", "preset": "ultrafast", "crf": "20", "sc_threshold": "0"}
+        stream.options = {
+            "g": str(gop),
+            "bf": "0",
+            "preset": "ultrafast",
+            "crf": str(crf),
+            "sc_threshold": "0",
+        }
         for number, array in enumerate(pictures):
             frame = av.VideoFrame.from_ndarray(array, format="rgb24")
             frame.pts = times[number] if times else number * 1000

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.audit_good import LENGTHS, encode, pictures_into_rows, to_png
+from bench.audit_good import CAMERAS, LENGTHS, encode, pictures_into_rows, to_png
 from stack.faults import Place
 
 HEAD, HAND = "observation.images.head", "observation.images.hand"
@@ -202,6 +202,25 @@ def same_rows(root: Path) -> None:
     other = pq.read_table(root / data(1))
     in_column(data(2), STATE, lambda _: other.column(STATE).to_pylist())(root)
     in_column(data(2), "action", lambda _: other.column("action").to_pylist())(root)
+
+
+def taken_again(
+    of: int, into: int, *, first: int = 0, decimals: int = 9, other_scene: bool = False
+) -> Damage:
+    """An episode's rows and pictures from frame `first` on, rounded and encoded again, as another episode."""
+
+    def damage(root: Path) -> None:
+        count = LENGTHS[into]
+        other = pq.read_table(root / data(of)).slice(first, count)
+        for name in (STATE, "action"):
+            rows = np.round(np.array(other.column(name).to_pylist()), decimals).tolist()
+            in_column(data(into), name, lambda _, rows=rows: rows)(root)
+        for camera in CAMERAS if not other_scene else ():
+            with av.open(str(root / video(camera, of))) as container:
+                shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+            encode(root / video(camera, into), shown[first : first + count], crf=30)
+
+    return damage
 
 
 def with_extra(root: Path) -> None:
@@ -696,7 +715,21 @@ PLANTS: dict[str, list[Plant]] = {
         ),
     ],
     "episode-too-short": [plant("v2.1", nothing, needs={"action_horizon": 60}, episode=0)],
-    "episode-duplicate": [plant("v2.1", same_rows, STALE, episode=2)],
+    "episode-duplicate": [
+        plant("v2.1", same_rows, STALE, episode=2),
+        # Rows rounded to three decimals, the pictures encoded again.
+        plant("v2.1", taken_again(1, 2, decimals=3), STALE, deep=True, file=data(2), episode=2),
+        # The last 64 frames of a take of 80: cut at its beginning.
+        plant("v2.1", taken_again(3, 1, first=16, decimals=4), STALE, episode=3),
+        plant(
+            "v2.1",
+            taken_again(1, 2, decimals=3, other_scene=True),
+            STALE,
+            severity="note",
+            deep=True,
+            episode=2,
+        ),
+    ],
     "timestamps-off": [
         plant(
             "v2.1",

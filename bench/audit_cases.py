@@ -35,8 +35,9 @@ def peers(bench: Bench) -> None:
     comparison.larger(bench.scratch / "clips")
     if comparison.peers:
         PAGE.write_text(f"{INTRODUCTION}{comparison.table()}\nMeasured on {machine()}.\n")
-    found = sum(comparison.cells[f"audit {code}"]["found"] for code in plants())
-    best = [(sum(comparison.credit(p, *of) == "yes" for of in plants().items()), p) for p in comparison.peers]
+    tried = comparison.measured()
+    found = sum(comparison.cells[f"audit {code}"]["found"] for code in tried)
+    best = [(sum(comparison.credit(p, *of) == "yes" for of in tried.items()), p) for p in comparison.peers]
     most, by = max(best, key=lambda pair: pair[0]) if best else (0, None)
     against = f"{by.package} names {most}" if by else "no other validator here (STACK_PEERS)"
     bench.add(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stack.audit.decisions import (
-    DROP,
     MENDED,
     MOST_FRAC,
     Choice,
@@ -123,22 +122,32 @@ def steps(report: AuditReport) -> list[str]:
         )
         left -= prepared
     for code in sorted(left):
-        mend = next(fault.mend for fault in serious if fault.code == code).partition("\n")[0].rstrip(":")
-        found.append(f"{coded(sentence(mend))} {_named({code})}")
+        fault = next(fault for fault in serious if fault.code == code)
+        mend = fault.mend.partition("\n")[0].rstrip(":")
+        found.append(f"{coded(sentence(mend))} {_place(fault)}{_named({code})}")
     if not serious:
         return ["Train on it."]
     return [*found, "Audit again what <code>stack prepare</code> wrote, before it goes to a training."]
 
 
+def _place(fault: Fault) -> str:
+    """The first place, and how many more there are."""
+    if not str(fault.where):
+        return ""
+    more = f" and {plural(fault.count - 1, 'place')} more" if fault.count > 1 else ""
+    return f'<span class="dim">At <code>{esc(str(fault.where))}</code>{more}.</span> '
+
+
 def _only_in_episodes(report: AuditReport) -> set[str]:
-    """Codes that go with the dropped episodes: none of their places is a file of the whole dataset."""
+    """Codes that go with the dropped episodes: none of their places is elsewhere."""
     codes = {reason.code for decision in chosen(report.decisions, "drop") for reason in decision.reasons}
+    kept = {reason.code for decision in chosen(report.decisions, "look") for reason in decision.reasons}
     of_all = {
         fault.code
         for fault in report.faults
         if any((place.file or "").startswith("meta/") for place in (fault.places or (fault.where,)))
     }
-    return (codes & DROP) - of_all
+    return codes - kept - of_all - MENDED
 
 
 def _named(codes: set[str], before: str = "Mends ") -> str:

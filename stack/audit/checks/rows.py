@@ -155,7 +155,26 @@ def _counts_up(
     case: Case, name: str, numbers: NDArray[np.int64], right: NDArray[np.int64]
 ) -> Iterator[Fault]:
     rows = case.evidence.rows
-    wrong = np.flatnonzero((numbers != right) & rows.columns[name].present)
+    off = (numbers != right) & rows.columns[name].present
+    for span in rows.spans if name in ("frame_index", "episode_index") else ():
+        own = numbers[span.start : span.start + span.count]
+        jumps = np.flatnonzero(np.diff(own) != int(name == "frame_index"))
+        here = slice(span.start, span.start + span.count)
+        if not len(jumps) or not off[here].any():
+            continue
+        # Rows may be lost or in another order: `stack prepare` does not number over that.
+        row, count = int(np.flatnonzero(off[here])[0]), int(off[here].sum())
+        off[here] = False
+        yield INDEX_GAPS.fault(
+            f"{name} jumps within episode {span.episode}, first from {own[jumps[0]]} to"
+            f" {own[jumps[0] + 1]} at frame {jumps[0] + 1}; {count} of its {span.count} rows are wrong",
+            where=rows.place(span.start + row, name),
+            mend=f"exclude the episode (`exclude_episodes: [{span.episode}]`); `stack mend` numbers it again"
+            " where its rows are in order",
+            count=count,
+            data={"jumps": True, "first": int(own[row]), "right": int(right[span.start + row])},
+        )
+    wrong = np.flatnonzero(off)
     if len(wrong):
         row = int(wrong[0])
         yield INDEX_GAPS.fault(

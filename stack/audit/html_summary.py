@@ -38,7 +38,9 @@ def summary(report: AuditReport) -> Iterator[str]:
     fps = f"{facts.fps:g} fps" if facts.fps else "fps unknown"
     minutes = f", {facts.frames / facts.fps / 60:.1f} min" if facts.fps else ""
     yield f'<div class="dim">{esc(facts.version or "unknown layout")} · '
-    yield f"{plural(facts.episodes, 'episode')} · "
+    listed = len(report.decisions)
+    lost = f" of {listed}, the others without rows that can be read" if listed > facts.episodes else ""
+    yield f"{plural(facts.episodes, 'episode')}{lost} · "
     yield f"{plural(facts.frames, 'frame')} ({fps}{minutes}) · {plural(len(facts.cameras), 'camera')} · "
     yield f"{facts.bytes / 1e6:,.1f} MB</div>"
     verdict = sentence(report.verdict())
@@ -116,15 +118,15 @@ def steps(report: AuditReport) -> list[str]:
     prepared = {
         c for c in left if c in MENDED or any("stack prepare" in f.mend for f in serious if f.code == c)
     }
+    # By hand first: what is prepared then is whole.
+    for code in sorted(left - prepared):
+        fault = next(fault for fault in serious if fault.code == code)
+        mend = fault.mend.partition("\n")[0].rstrip(":")
+        found.append(f"{coded(sentence(mend))} {_place(fault)}{_named({code})}")
     if prepared:
         found.append(
             f"Run <code>stack prepare</code>: it writes the dataset anew and mends {_named(prepared, '')}"
         )
-        left -= prepared
-    for code in sorted(left):
-        fault = next(fault for fault in serious if fault.code == code)
-        mend = fault.mend.partition("\n")[0].rstrip(":")
-        found.append(f"{coded(sentence(mend))} {_place(fault)}{_named({code})}")
     if not serious:
         return ["Train on it."]
     return [*found, "Audit again what <code>stack prepare</code> wrote, before it goes to a training."]

@@ -359,6 +359,21 @@ def in_picture(file: str, rows: int | range, change: Callable[[bytes], bytes | N
     return all_of(in_rows, in_column(file, HAND, of))
 
 
+def spoilt_page(file: str, column: str) -> Damage:
+    """Bytes of a column's first page replaced; the footer and the other columns stay whole."""
+
+    def damage(root: Path) -> None:
+        group = pq.ParquetFile(root / file).metadata.row_group(0)
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        (chunk,) = [c for c in chunks if c.path_in_schema == f"{column}.bytes"]
+        start = chunk.dictionary_page_offset or chunk.data_page_offset
+        content = bytearray((root / file).read_bytes())
+        content[start : start + 64] = bytes(64)
+        (root / file).write_bytes(content)
+
+    return damage
+
+
 def decoded(cell: bytes) -> np.ndarray:
     with av.open(io.BytesIO(cell)) as container:
         return next(container.decode(video=0)).to_ndarray(format="rgb24")
@@ -1137,6 +1152,7 @@ PLANTS: dict[str, list[Plant]] = {
             feature=HAND,
         ),
         plant("v3.0", in_picture(ROW_FILE, 0, lambda cell: b"none"), episode=0, frame=0, feature=HAND),
+        plant("v2.1", all_of(in_rows, spoilt_page(data(1), HAND)), file=data(1), feature=HAND),
         plant(
             "v2.1",
             in_picture(data(3), 5, lambda cell: to_jpeg(decoded(cell))[:-9]),

@@ -79,7 +79,6 @@ def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
     ("how", "version", "file", "codes"),
     [
         ("crash", "v2.1", "data/chunk-000/episode_000002.parquet", {"file-unreadable", "unchecked-rows"}),
-        ("crash", "v3.0", "data/chunk-000/file-001.parquet", {"file-unreadable", "unchecked-rows"}),
         ("crash", "v3.0", "meta/tasks.parquet", {"file-unreadable", "task-missing"}),
         (
             "crash",
@@ -98,7 +97,7 @@ def test_the_report_survives_its_reader(
     last = file.rpartition("/")[2] if "videos" not in file else file
     asked = ["audit", str(root), "--json", str(said), "--html", str(page)]
     done = start(tmp_path / "break.py", how, last, "1" if how == "hang" else "60", *asked)
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=300)
     assert done.returncode == 1, (out, err)
     report = json.loads(said.read_text())
     found = {fault["code"]: fault for fault in report["faults"] if fault["severity"] == "error"}
@@ -116,7 +115,7 @@ def test_a_kill_is_no_crash_of_a_reader(copy_good: Callable[[str], Path], tmp_pa
     """Memory may have run out: no file is to blame, and nothing is tried again."""
     root = copy_good("v2.1")
     done = start(tmp_path / "break.py", "kill", "episode_000002.parquet", "60", "audit", str(root))
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=300)
     assert done.returncode == 4, (out, err)
     assert "error[audit-died]" in err and "memory" in err
     assert "Traceback" not in out + err
@@ -129,7 +128,7 @@ def test_an_end_asked_for_ends_both_processes(
     root = copy_good("v2.1")
     done = start(tmp_path / "break.py", "hang", "episode_000002.parquet", "60", "audit", str(root))
     parent = psutil.Process(done.pid)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not (children := parent.children()) and time.monotonic() < until:
         time.sleep(0.05)
     assert done.stderr is not None
@@ -138,6 +137,6 @@ def test_an_end_asked_for_ends_both_processes(
     for process in children if number == signal.SIGINT else []:
         process.send_signal(number)  # a terminal sends it to both
     done.send_signal(number)
-    assert done.wait(timeout=30) == code
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert done.wait(timeout=120) == code
+    assert psutil.wait_procs(children, timeout=60)[1] == []
     done.communicate()

@@ -76,7 +76,9 @@ def _decode(case: Case) -> Decoded:
                 if now - told >= TOLD_EVERY_S or len(scans) == len(jobs):
                     told = now
                     rate = pictures / max(now - started, 1e-6)
-                    case.log(f"audit: {pictures} of {total} pictures decoded, {rate:.0f} a second")
+                    left = (total - pictures) / rate if rate else 0.0
+                    said = f"{rate:.0f} a second, about {left:.0f} s left"
+                    case.log(f"audit: {pictures} of {total} pictures decoded, {said}")
         except BaseException:  # time is up, or Ctrl-C
             stop.touch()
             raise

@@ -19,11 +19,18 @@ def row_planes(file: Path, column: str) -> Iterator[tuple[int, tuple[NDArray[np.
     """(row, planes): brightness and two colour planes (H, W), 0 to 255; or why they cannot be decoded."""
     from stack.audit.checks.picture_columns import cells
 
-    for row, cell in cells(file, column):
-        try:
-            yield row, cell if isinstance(cell, str) else planes_of(cell)
-        except Exception as error:  # damaged pictures find new ways to fail inside the decoder
-            yield row, f"{type(error).__name__}: {error}"
+    try:
+        for row, cell in cells(file, column):
+            yield row, cell if isinstance(cell, str) else _planes_or_why(cell)
+    except Exception as error:  # a damaged page: what comes after it in the file is not reached
+        yield -1, f"{type(error).__name__}: {error}"
+
+
+def _planes_or_why(cell: bytes) -> tuple[NDArray[np.uint8], ...] | str:
+    try:
+        return planes_of(cell)
+    except Exception as error:  # damaged pictures find new ways to fail inside the decoder
+        return f"{type(error).__name__}: {error}"
 
 
 def planes_of(cell: bytes) -> tuple[NDArray[np.uint8], ...]:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from stack.audit.checks.video import declared_size
 from stack.audit.kinds import Case, check, kind
 from stack.audit.shelter import reading
-from stack.faults import Fault
+from stack.faults import Fault, Place
 
 MISSING = kind(
     "picture-missing",
@@ -65,7 +65,11 @@ def pictures_in_rows(case: Case) -> Iterator[Fault]:
         wanted, sizes = declared_size(feature), set()
         odd: list[tuple[int, tuple[int, int]]] = []
         for file, start, _ in rows.files:
-            for row, cell in cells(evidence.root / file, name):
+            for row, cell in _read(evidence.root / file, name):
+                if row < 0:
+                    message = f"the pictures of {name} in {file} cannot be read: {cell!s:.200}"
+                    yield DAMAGED.fault(message, where=Place(file, feature=name))
+                    continue
                 place = rows.place(start + row, name)
                 if isinstance(cell, str):
                     yield MISSING.fault(f"{place}: {cell}", where=place)
@@ -90,6 +94,14 @@ def pictures_in_rows(case: Case) -> Iterator[Fault]:
 
 def _by(size: tuple[int, int] | None) -> str:
     return f"{size[0]}x{size[1]}" if size else "no size"
+
+
+def _read(file: Path, name: str) -> Iterator[tuple[int, bytes | str]]:
+    """As `cells`; where the column breaks off, row -1 and why."""
+    try:
+        yield from cells(file, name)
+    except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more on damaged pages
+        yield -1, f"{type(error).__name__}: {error}"
 
 
 def cells(file: Path, name: str) -> Iterator[tuple[int, bytes | str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from bench import audit_cases
 from bench.inputs import Size, delivery, rows_only
 from bench.measure import Cost, Failed, fresh, measure, tree_bytes
 from bench.rival import Rival
@@ -245,6 +246,8 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "full": full,
     "merge": merge,
     "drop": drop,
+    "audit": audit_cases.speed,
+    "audit-peers": audit_cases.peers,
 }
 
 

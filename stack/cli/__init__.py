@@ -13,7 +13,7 @@ from stack import __version__
 from stack.cli.checks import audit, demo, doctor, mend
 from stack.cli.data import convert, drop, merge, prepare, stats
 from stack.cli.models import mirror
-from stack.cli.options import Commands
+from stack.cli.options import Commands, OwnProcess
 from stack.cli.runs import reproduce, sweep, train
 from stack.cli.supply import image, locks, mirror_sbom, mirror_wheels
 from stack.cli.track import track
@@ -33,7 +33,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line and leave with its exit code; a user's mistake never shows a traceback."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, obj=OwnProcess())
         sys.exit(code if isinstance(code, int) else Exit.OK)
     except StackError as error:
         click.echo(str(error), err=True)

@@ -117,7 +117,8 @@ def _read_sources(loaded: Loaded[DatasetManifest], log: Log) -> list[Dataset]:
     for source in loaded.manifest.sources:
         root = loaded.path(source.path)
         try:
-            dataset = read_dataset(root, name=source.name or Path(source.path).name)
+            name = source.name or Path(source.path).name
+            dataset = read_dataset(root, name=name, leave_out=source.exclude_episodes)
         except StackError as error:
             problems.add(error)
             continue

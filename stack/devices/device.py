@@ -130,6 +130,23 @@ class Device:
         )
         return context
 
+    def draw_state(self) -> dict[str, Any]:
+        """The state of torch's generators alone, of the host and of this device: what a model draws from."""
+        import torch
+
+        state = {"torch": torch.get_rng_state()}
+        if self.kind != "cpu":
+            state[self.kind] = self._module.get_rng_state()
+        return state
+
+    def set_draw_state(self, state: Mapping[str, Any]) -> None:
+        """Raises KeyError where the state was taken on another kind of device."""
+        import torch
+
+        torch.set_rng_state(state["torch"])
+        if self.kind != "cpu":
+            self._module.set_rng_state(state[self.kind])
+
     def rng_state(self) -> dict[str, Any]:
         """The state of all generators that a step may draw from, as tensors and plain tuples of numbers."""
         import numpy

@@ -77,7 +77,7 @@ def _measure(job: Job, devices: int, batch: int, limit_mb: int | None) -> Point:
             limit_data_bytes(limit_mb * 1_000_000)
         order = Order(dataset.num_frames, batch, train.seed, ranks.world, ranks.rank)
         steps = settings.warmup_steps + settings.timed_steps
-        collate = Collate(processors.before, dataset.meta.camera_keys)
+        collate = Collate(processors.before, dataset.meta.camera_keys, policy.config.image_resolution)
         batches = iter(loader(dataset, order, collate, train, first_step=0, last_step=steps))
         device.reset_memory_peak()
         model = ranks.wrap(policy, device)
@@ -102,7 +102,7 @@ def _run(
     """All steps; times of those after the warm-up."""
     import torch
 
-    from stack.train.loop import to_device
+    from stack.train.step import to_device
 
     steps_s, waits_s = [], []
     for step in range(settings.warmup_steps + settings.timed_steps):

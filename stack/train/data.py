@@ -43,6 +43,7 @@ class Order:
         batch: frames of one batch on one device.
         world, rank: devices, and which of them this is.
         accumulation: batches of a step on one device.
+        chosen: the dataset's indices of these frames, int64 (frames,); None: all of a dataset.
     """
 
     frames: int
@@ -51,6 +52,7 @@ class Order:
     world: int = 1
     rank: int = 0
     accumulation: int = 1
+    chosen: Any = None
 
     @property
     def global_batch(self) -> int:
@@ -75,7 +77,8 @@ class Order:
                 if position // self.frames != epoch or order is None:
                     epoch = position // self.frames
                     order = self.permutation(epoch)
-                indices.append(int(order[position % self.frames]))
+                frame = int(order[position % self.frames])
+                indices.append(frame if self.chosen is None else int(self.chosen[frame]))
             yield indices
 
 
@@ -96,17 +99,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class Collate:
-    """Makes samples into a `Batch`; runs in the loader's workers, off the device's path."""
+    """Makes samples into a `Batch`; runs in the loader's workers, off the device's path.
+
+    Attributes:
+        before: lerobot's pipeline: normalise, prompt, tokenise.
+        size: (height, width) that the policy takes; pictures are brought to it by the policy's own
+            rule, which then has nothing left to do.
+    """
 
     before: Any
     cameras: Sequence[str]
+    size: tuple[int, int]
 
     def __call__(self, samples: list[Mapping[str, Any]]) -> Batch:
         from torch.utils.data import default_collate
 
         batch = default_collate(samples)
         for camera in self.cameras:
-            batch[camera] = lines.as_unit_floats(batch[camera])
+            batch[camera] = lines.resize(lines.as_unit_floats(batch[camera]), self.size)
         places = {key: batch[key] for key in PLACE_KEYS}
         raw = {key: batch[key].clone() for key in (STATE, ACTION)}
         return Batch(self.before(batch), places, raw)

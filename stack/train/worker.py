@@ -93,7 +93,8 @@ def _train(job: Job, stop: Stop, emit: Callable[..., None]) -> TrainResult:
     import torch
 
     from stack.train import ranks as ranks_module
-    from stack.train.loop import open_session, train_loop
+    from stack.train.loop import train_loop
+    from stack.train.session import open_session
 
     run = job.run
     if run.device.kind == "cpu":
@@ -118,7 +119,7 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
     if trip is not None:
         outcome = trip.outcome
     means = fifths(found.losses)
-    step_s = _median(found.steps_s)
+    step_s, wait_s = _median(found.steps_s), _median(found.data_waits_s)
     return TrainResult(
         outcome=outcome,
         message=found.message,
@@ -129,10 +130,15 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
         last_fifth=means[1] if means else None,
         last_to_first_fifth=means[1] / means[0] if means else None,
         final_loss=means[1] if means else None,
-        nonfinite=1 if outcome == "nonfinite" else 0,
+        nonfinite=sum(t.outcome == "nonfinite" for t in (*found.skipped, *filter(None, [trip]))),
+        skipped=tuple({"step": t.step, "outcome": t.outcome, "message": t.message} for t in found.skipped),
+        evaluations=tuple({"step": s, **e.to_json()} for s, e in sorted(found.evaluations.items())),
+        trainable=session.trainable.to_json(),
+        checkpoint_stop_s=_median(found.saves_s),
         step_s=step_s,
         samples_per_s=job.run.train.global_batch / step_s if step_s else None,
-        data_wait_s=_median(found.data_waits_s),
+        data_wait_s=wait_s,
+        data_wait_frac=wait_s / step_s if step_s and wait_s is not None else None,
         peak_memory_bytes=device.memory_peak_bytes(),
         weights=session.proofs.weights.to_json(),
         golden={"ok": True, "checked": session.proofs.golden_checked},

@@ -94,8 +94,9 @@ def _order_and_seed(script: Any, spec: dict[str, Any]) -> None:
         def __len__(self) -> int:
             return settings["steps"] * settings["batch"]
 
-    def make(dataset: Any, **given: Any) -> Any:
-        return original(dataset, **{**given, "shuffle": False, "sampler": Frames()})
+    class Ordered(original):  # type: ignore[misc, valid-type]
+        def __init__(self, dataset: Any, **given: Any) -> None:
+            super().__init__(dataset, **{**given, "shuffle": False, "sampler": Frames()})
 
     def seeded(loader: Any) -> Any:
         batches = cycle(loader)
@@ -104,7 +105,7 @@ def _order_and_seed(script: Any, spec: dict[str, Any]) -> None:
         yield first
         yield from batches
 
-    torch.utils.data.DataLoader = make
+    torch.utils.data.DataLoader = Ordered
     script.cycle = seeded
 
 

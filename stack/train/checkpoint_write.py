@@ -115,7 +115,8 @@ def _write_adapters(folder: Path, snapshot: Snapshot) -> None:
     assert values is not None
     # peft looks adapters up by the names that they have in its model around the policy.
     state = {f"base_model.model.{name}": tensor for name, tensor in values.items()}
-    snapshot.adapters.save_pretrained(folder, state_dict=state)
+    # Without the switch peft would look for the base model's embedding on a hub.
+    snapshot.adapters.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
 
 
 def _save_with_lerobot(folder: Path, job: Job, snapshot: Snapshot) -> None:

@@ -93,4 +93,4 @@ def test_the_schedule_is_pi05s_preset_at_every_step(toys: Any) -> None:
 
     ours, theirs = rates(make_config(run.policy, run.train)), rates(PI05Config(device="cpu"))
     assert ours == theirs
-    assert max(ours) == pytest.approx(2.5e-5) and ours[-1] == pytest.approx(2.5e-6, rel=1e-3)
+    assert 2.49e-5 < max(ours) < 2.5e-5 and ours[-1] == pytest.approx(2.5e-6, rel=1e-3)

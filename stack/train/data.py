@@ -7,13 +7,16 @@ ranks are disjoint, an epoch is complete, and a resumed run goes on where it sto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import bisect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stack.errors import StackError, WorkFailed
 from stack.manifests.run import Train
 from stack.train import lines
+from stack.train.frames import FrameReader
 from stack.train.policy import ACTION, STATE
 
 PLACE_KEYS = ("index", "episode_index", "frame_index")
@@ -23,6 +26,8 @@ def open_dataset(root: Path, horizon: int) -> Any:
     """lerobot's reader on a local folder; each sample has `horizon` actions from its own frame on."""
     lines.modeling()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset, LeRobotDatasetMetadata
+
+    lines.install_decoder(FrameReader())
 
     repo_id = f"local/{root.name}"
     fps = LeRobotDatasetMetadata(repo_id, root=root).fps
@@ -111,15 +116,83 @@ class Collate:
     cameras: Sequence[str]
     size: tuple[int, int]
 
-    def __call__(self, samples: list[Mapping[str, Any]]) -> Batch:
+    def __call__(self, samples: list[Any]) -> Batch | Unreadable:
         from torch.utils.data import default_collate
 
+        for sample in samples:
+            if isinstance(sample, Unreadable):
+                return sample
         batch = default_collate(samples)
         for camera in self.cameras:
             batch[camera] = lines.resize(lines.as_unit_floats(batch[camera]), self.size)
         places = {key: batch[key] for key in PLACE_KEYS}
         raw = {key: batch[key].clone() for key in (STATE, ACTION)}
         return Batch(self.before(batch), places, raw)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A sample that could not be read; it travels in place of a batch, for an error loses itself on the way
+    out of a worker.
+    """
+
+    index: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dataset whose errors come out as `Unreadable`."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            words = str(error).strip().splitlines() or [""]
+            place = f" ({error.where})" if isinstance(error, StackError) and error.where else ""
+            return Unreadable(index, f"{type(error).__name__}: {words[0]}{place}")
+
+
+def next_batch(batches: Iterator[Any], dataset: Any) -> Batch:
+    """The loader's next batch.
+
+    Raises:
+        WorkFailed: a sample cannot be read, or a loader's worker has died.
+    """
+    try:
+        batch = next(batches)
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        words = str(error).strip().splitlines()[0]
+        is_bus_error = "Bus error" in str(error)
+        raise WorkFailed(
+            "loader-worker-died",
+            f"a loader's worker has died: {words}",
+            do="give the container more shared memory (--shm-size), or lower train.workers"
+            if is_bus_error
+            else "go on with --resume; if it was killed for memory, lower train.workers",
+        ) from error
+    if isinstance(batch, Unreadable):
+        raise WorkFailed(
+            "sample-unreadable",
+            f"{_place(dataset, batch.index)} cannot be read: {batch.why}",
+            where=str(dataset.root),
+            do="run 'stack audit --deep' on the dataset, and prepare it anew without that episode",
+        )
+    assert isinstance(batch, Batch)
+    return batch
+
+
+def _place(dataset: Any, index: int) -> str:
+    starts = [int(start) for start in dataset.meta.episodes["dataset_from_index"]]
+    episode = max(0, bisect.bisect_right(starts, index) - 1)
+    return f"episode {episode} frame {index - starts[episode]} (row {index})"
 
 
 class _Schedule:
@@ -146,7 +219,7 @@ def loader(
     generator = torch.Generator().manual_seed(order.seed)
     workers = train.workers
     return torch.utils.data.DataLoader(
-        dataset,
+        Samples(dataset),
         batch_sampler=_Schedule(order, first_step, last_step),
         collate_fn=collate,
         num_workers=workers,

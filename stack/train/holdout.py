@@ -124,8 +124,9 @@ def _measure(session: Session, frames: Sequence[int]) -> tuple[float, int, list[
     """(sum of losses, real actions, sum of absolute errors of each channel) over some frames."""
     import torch
 
-    from stack.train.data import Collate
+    from stack.train.data import Collate, Samples, next_batch
 
+    samples = Samples(session.dataset)
     collate = Collate(
         session.processors.before, session.dataset.meta.camera_keys, session.policy.config.image_resolution
     )
@@ -134,7 +135,7 @@ def _measure(session: Session, frames: Sequence[int]) -> tuple[float, int, list[
     size = session.run.train.batch_per_device
     for start in range(0, len(frames), size):
         chosen = frames[start : start + size]
-        batch = collate([session.dataset[index] for index in chosen])
+        batch = next_batch(iter([collate([samples[index] for index in chosen])]), session.dataset)
         with torch.no_grad():
             found, real, error = _measure_batch(session, batch, chosen)
         losses, count, errors = losses + found, count + real, errors + error

@@ -178,6 +178,19 @@ def as_unit_floats(picture: Any) -> Any:
     return picture.to(torch.float32) / 255 if picture.dtype == torch.uint8 else picture
 
 
+def install_decoder(decode: Any) -> None:
+    """Let lerobot's reader take its frames from `decode`, which has the arguments of its own function."""
+    for name in ("lerobot.datasets.dataset_reader", "lerobot.datasets.lerobot_dataset"):
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "decode_video_frames"):
+            setattr(module, "decode_video_frames", decode)  # noqa: B010
+            return
+    raise NotAble("lerobot-incomplete", "lerobot's reader of videos is not there", do="run 'make setup'")
+
+
 def resize(pictures: Any, size: tuple[int, int]) -> Any:
     """Pictures (B, 3, H, W) at `size`, exactly as the policy itself would bring them to it."""
     if tuple(pictures.shape[-2:]) == tuple(size):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stack.devices import Device
-from stack.train.data import Batch
+from stack.train.data import Batch, next_batch
 from stack.train.session import Session
 
 
@@ -42,7 +42,7 @@ def forward_backward(session: Session, model: Any, batches: Iterator[Batch], sho
     started = time.perf_counter()
     for micro in range(accumulation):
         asked = time.perf_counter()
-        batch = next(batches)
+        batch = next_batch(batches, session.dataset)
         wait_s += time.perf_counter() - asked
         is_last = micro == accumulation - 1
         # Gradients need to meet those of the other ranks only once a step.

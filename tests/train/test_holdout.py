@@ -36,7 +36,7 @@ def test_no_held_out_frame_is_ever_trained_on(evaluated: Any, toys: Any) -> None
 
 
 def test_the_loss_and_the_errors_by_hand(evaluated: Any, toys: Any) -> None:
-    """Frame by frame, with lerobot's own model: squared velocity errors, and absolute errors in joint units."""
+    """Frame by frame, with lerobot's own model: squared velocity errors, and absolute errors."""
     import torch
 
     from stack.train.holdout import _draw, evaluate
@@ -70,7 +70,9 @@ def test_the_loss_and_the_errors_by_hand(evaluated: Any, toys: Any) -> None:
     assert list(found.errors.values()) == pytest.approx((errors / count).tolist(), rel=1e-3)
 
 
-def test_an_evaluation_leaves_the_training_as_it_was(evaluated: Any, toys: Any, world: Any, tmp_path: Path) -> None:
+def test_an_evaluation_leaves_the_training_as_it_was(
+    evaluated: Any, toys: Any, world: Any, tmp_path: Path
+) -> None:
     """The same losses, evaluated at every step or never again."""
     _, _, run = evaluated
     train = {"steps": 4, "save_every": 100, "holdout": {**HELD, "every": 1}}
@@ -150,7 +152,10 @@ def test_what_cannot_be_held_out(
         ({"keep_every": 150}, "keep_every 150 is no multiple of save_every 100"),
         ({"lora": {}, "trains": "expert"}, "train.lora freezes all weights"),
         ({"master_weights": True}, "policy.dtype is float32"),
-        ({"global_batch": 8}, r"global_batch is 8, but batch_per_device 4 x device.count 1 x accumulation 1 = 4"),
+        (
+            {"global_batch": 8},
+            r"global_batch is 8, but batch_per_device 4 x device.count 1 x accumulation 1 = 4",
+        ),
     ],
 )
 def test_manifests_that_contradict_themselves(toys: Any, train: dict[str, Any], said: str) -> None:

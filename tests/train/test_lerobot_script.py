@@ -49,9 +49,7 @@ def lerobot_train(spec: dict[str, Any], folder: Path, checkout: Path) -> dict[st
     return report
 
 
-def test_ten_losses_are_lerobots(
-    toys: Any, world: Any, start: Path, tmp_path: Path, checkout: Path
-) -> None:
+def test_ten_losses_are_lerobots(toys: Any, world: Any, start: Path, tmp_path: Path, checkout: Path) -> None:
     """lerobot-train from the same weights over the same frames; masked, they would be others."""
     settings = {"steps": STEPS, "batch": 4, "seed": 1000, "workers": 0, "learning_rate": 3e-3}
     spec = {

@@ -105,7 +105,7 @@ def test_a_target_past_the_end_changes_nothing(opened: Any, toys: Any) -> None:
 
 
 def test_pictures_are_resized_in_the_worker_as_the_policy_would(opened: Any, toys: Any) -> None:
-    """The policy is given whole pictures, and ones that the loader's worker brought to size: equal bit by bit."""
+    """The policy is given whole pictures, and ones brought to size before: equal bit by bit."""
     import torch
 
     from stack.train import lines

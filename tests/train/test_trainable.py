@@ -103,7 +103,7 @@ def test_the_merged_weights_are_base_plus_product_by_hand(trained: Any, world: A
     """W + alpha / rank * B A in float64, from the adapters' own file."""
     from safetensors.torch import load_file
 
-    job, session, _ = trained("lora", lora=LORA)
+    job, _, _ = trained("lora", lora=LORA)
     folder = job.checkpoints / "000003"
     before, merged = weights(world.mirror / "toy-pi05"), weights(folder / "pretrained_model")
     assert merged.keys() >= before.keys()
@@ -186,7 +186,9 @@ def test_a_resume_is_exact_for_each_kind(
 
 
 def test_targets_that_match_nothing(toys: Any, world: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=r"train\.lora\.targets matches no layer of the policy: \('q_poj',\)"):
+    with pytest.raises(
+        BadRequest, match=r"train\.lora\.targets matches no layer of the policy: \('q_poj',\)"
+    ):
         toys.run_here(toys.make_job(world, tmp_path, train={"lora": {"targets": ["q_poj"]}}))
 
 

@@ -1,8 +1,8 @@
 """lerobot's own training script on a toy pi0.5: `python -m bench.train_rival SPEC.json`.
 
 The script itself runs, from its command line to its last step. What is put under it: the toy dimensions, our
-order of the data and our seed of the noise, so that both trainings see the same, and clocks around its steps,
-because its log has three decimals. SPEC.json:
+order of the data and our seeds of the noise, so that both trainings see the same, and clocks around its
+steps, because its log has three decimals. SPEC.json:
 
     start      a `pretrained_model` folder: weights, configuration, processors, tokenizer
     dataset    a prepared dataset
@@ -77,7 +77,7 @@ def main(spec_file: Path) -> None:
 
 
 def _order_and_seed(script: Any, spec: dict[str, Any]) -> None:
-    """Our frames in our order, and noise from the seed that our first rank has when its steps begin."""
+    """Our frames in our order, and each batch's noise from our seed of it."""
     import torch
 
     from stack.train.data import Order
@@ -99,11 +99,9 @@ def _order_and_seed(script: Any, spec: dict[str, Any]) -> None:
             super().__init__(dataset, **{**given, "shuffle": False, "sampler": Frames()})
 
     def seeded(loader: Any) -> Any:
-        batches = cycle(loader)
-        first = next(batches)
-        torch.manual_seed(settings["seed"] + 1)
-        yield first
-        yield from batches
+        for step, batch in enumerate(cycle(loader)):
+            torch.manual_seed(order.noise_seed(step, 0))
+            yield batch
 
     torch.utils.data.DataLoader = Ordered
     script.cycle = seeded

@@ -130,22 +130,13 @@ class Device:
         )
         return context
 
-    def draw_state(self) -> dict[str, Any]:
-        """The state of torch's generators alone, of the host and of this device: what a model draws from."""
+    def seed_draws(self, seed: int) -> None:
+        """Seed torch's generators alone, of the host and the device: what a model draws its noise from."""
         import torch
 
-        state = {"torch": torch.get_rng_state()}
-        if self.kind != "cpu":
-            state[self.kind] = self._module.get_rng_state()
-        return state
-
-    def set_draw_state(self, state: Mapping[str, Any]) -> None:
-        """Raises KeyError where the state was taken on another kind of device."""
-        import torch
-
-        torch.set_rng_state(state["torch"])
-        if self.kind != "cpu":
-            self._module.set_rng_state(state[self.kind])
+        torch.manual_seed(seed)
+        if self.kind == "npu":
+            self._module.manual_seed_all(seed)
 
     def rng_state(self) -> dict[str, Any]:
         """The state of all generators that a step may draw from, as tensors and plain tuples of numbers."""

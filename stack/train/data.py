@@ -72,11 +72,26 @@ class Order:
 
         return numpy.random.RandomState([self.seed % 2**32, epoch]).permutation(self.frames)
 
+    def block(self, step: int, micro: int) -> int:
+        """The number of a batch in the stream that all ranks share: this rank's `micro`-th of a step."""
+        return (step * self.accumulation + micro) * self.world + self.rank
+
+    def noise_seed(self, step: int, micro: int) -> int:
+        """What the noise of that batch is drawn from.
+
+        A function of the seed and of the batch's frames, like the order itself: neither the number of ranks,
+        nor a resume, nor an evaluation in between changes it.
+        """
+        import numpy
+
+        sequence = numpy.random.SeedSequence([self.seed % 2**32, self.block(step, micro)])
+        return int(sequence.generate_state(1, numpy.uint64)[0] >> 1)
+
     def batches(self, first_step: int, last_step: int) -> Iterator[list[int]]:
         """This rank's batches for steps `first_step` (0-based) to `last_step`, half-open: dataset indices."""
         epoch, order = -1, None
         for micro in range(first_step * self.accumulation, last_step * self.accumulation):
-            start = (micro * self.world + self.rank) * self.batch
+            start = self.block(0, micro) * self.batch
             indices = []
             for position in range(start, start + self.batch):
                 if position // self.frames != epoch or order is None:

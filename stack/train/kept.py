@@ -1,7 +1,7 @@
 """Batches that tripped the guard, kept on disk, and what a replay makes of them.
 
-A kept file has the step's micro-batches as the policy takes them, their raw values and places, and the state
-of the random generators before them, so that a replay draws the same noise and times.
+A kept file has the step's micro-batches as the policy takes them, their raw values and places, and the seeds
+of their noise, so that a replay draws the same noise and times.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stack.errors import BadRequest, NotAble
+from stack.errors import BadRequest
 from stack.train.guard import Culprit, Trip, find_culprits
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ class Replayed:
         return self.weights_step == self.step - 1 and self.world == 1
 
 
-def draws(session: Session) -> dict[str, Any]:
-    """The generators that a step's noise comes out of."""
-    return session.device.draw_state()
-
-
-def keep(session: Session, trip: Trip, step: Step, before: Any) -> Path:
+def keep(session: Session, trip: Trip, step: Step) -> Path:
     """Write this rank's batches of a step; returns the first rank's file.
 
     A full disk must not hide what the guard has to say: then nothing is kept.
@@ -67,8 +62,10 @@ def keep(session: Session, trip: Trip, step: Step, before: Any) -> Path:
         "loss": step.loss,
         "rank": session.ranks.rank,
         "world": session.ranks.world,
-        "draws": before,
-        "batches": [{"inputs": b.inputs, "places": b.places, "raw": b.raw} for b in step.batches],
+        "batches": [
+            {"inputs": b.inputs, "places": b.places, "raw": b.raw, "seed": seed}
+            for b, seed in zip(step.batches, step.seeds, strict=True)
+        ],
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,23 +94,14 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def replay(session: Session, content: dict[str, Any]) -> Replayed:
-    """Take a kept step's forward and backward passes again with the session's weights; nothing is changed.
-
-    Raises:
-        NotAble: the step was taken on another kind of device.
-    """
+    """Take a kept step's forward and backward passes again with the session's weights; nothing is changed."""
     from stack.train.data import Batch
     from stack.train.step import clip, to_device
 
-    try:
-        session.device.set_draw_state(content["draws"])
-    except KeyError as error:
-        raise NotAble(
-            "kept-other-device", f"the batch was kept on another kind of device than {session.device.kind}"
-        ) from error
-    batches = [Batch(**batch) for batch in content["batches"]]
+    batches = [Batch(b["inputs"], b["places"], b["raw"]) for b in content["batches"]]
     total, count, culprits = 0.0, 0, []
-    for batch in batches:
+    for batch, given in zip(batches, content["batches"], strict=True):
+        session.device.seed_draws(given["seed"])
         loss, summed, counted, by_channel = session.objective(to_device(batch.inputs, session.device))
         (loss / len(batches)).backward()
         total, count = total + float(summed), count + int(counted)

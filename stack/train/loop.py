@@ -76,13 +76,12 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
     device.reset_memory_peak()
     for number in range(session.start.step + 1, train.steps + 1):
         started = time.perf_counter()
-        draws = kept.draws(session)
-        step = forward_backward(session, model, batches, should_stop())
+        step = forward_backward(session, model, batches, number, should_stop())
         trip = guard.loss(number, step.loss) or guard.ranks(number, step.busy_s)
         norm = float("nan") if trip else clip(session)
         trip = trip or guard.gradient(number, norm)
         if trip is not None and not _may_skip(session, run, trip):
-            _explain(session, run, trip, step, draws)
+            _explain(session, run, trip, step)
             emit("trip", step=number, message=run.message)
             return
         learning_rate = session.scheduler.get_last_lr()[0]
@@ -91,7 +90,7 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
             if session.average is not None:
                 session.average.update()
         else:
-            _skip(session, run, trip, step, draws, emit)
+            _skip(session, run, trip, step, emit)
         session.scheduler.step()
         session.optimizer.zero_grad(set_to_none=True)
         device.synchronise()
@@ -127,10 +126,10 @@ def _may_skip(session: Session, run: Run, trip: Trip) -> bool:
     return len(run.skipped) < train.max_skipped
 
 
-def _skip(session: Session, run: Run, trip: Trip, step: Step, draws: Any, emit: Emit) -> None:
+def _skip(session: Session, run: Run, trip: Trip, step: Step, emit: Emit) -> None:
     """Leave a step out: its data are used up, the weights stay, and it is counted and told."""
     run.skipped.append(trip)
-    file = kept.keep(session, trip, step, draws)
+    file = kept.keep(session, trip, step)
     emit(
         "skip",
         step=trip.step,
@@ -139,7 +138,7 @@ def _skip(session: Session, run: Run, trip: Trip, step: Step, draws: Any, emit: 
     )
 
 
-def _explain(session: Session, run: Run, trip: Trip, step: Step, draws: Any) -> None:
+def _explain(session: Session, run: Run, trip: Trip, step: Step) -> None:
     """Gather from all ranks what was in the step's batches, worst channel first, and keep the batches."""
     mine: list[Culprit] = []
     places: list[tuple[int, int]] = []
@@ -149,7 +148,7 @@ def _explain(session: Session, run: Run, trip: Trip, step: Step, draws: Any) -> 
             batch.places["episode_index"].tolist(), batch.places["frame_index"].tolist(), strict=True
         )
         places += [(int(episode), int(frame)) for episode, frame in frames]
-    file = kept.keep(session, trip, step, draws)
+    file = kept.keep(session, trip, step)
     everything = session.ranks.gather((mine, places))
     run.trip = trip
     run.culprits = sorted(

@@ -19,7 +19,8 @@ class Step:
     """What a step's forward and backward passes gave; `loss` and `should_stop` are equal on all ranks.
 
     Attributes:
-        batches, channel_losses: this rank's micro-batches, and the loss of each action channel in them.
+        batches, channel_losses, seeds: this rank's micro-batches, the loss of each action channel in them,
+            and what their noise was drawn from.
         loss: over all counted elements of all micro-batches and ranks.
         wait_s: what this rank waited for its data.
         busy_s: by rank, from the step's start to its own loss, the wait included; 0 where there is one rank.
@@ -28,16 +29,22 @@ class Step:
 
     batches: list[Batch]
     channel_losses: list[Any]
+    seeds: list[int]
     loss: float
     wait_s: float
     busy_s: list[float]
     should_stop: bool
 
 
-def forward_backward(session: Session, model: Any, batches: Iterator[Batch], should_stop: bool) -> Step:
-    """Take the step's micro-batches; gradients are left in the parameters, averaged over the ranks."""
+def forward_backward(
+    session: Session, model: Any, batches: Iterator[Batch], number: int, should_stop: bool
+) -> Step:
+    """Take the micro-batches of step `number`, counted from 1.
+
+    Gradients are left in the parameters, averaged over the ranks.
+    """
     accumulation, device = session.run.train.accumulation, session.device
-    taken, channel_losses, sums, counts = [], [], [], []
+    taken, channel_losses, sums, counts, seeds = [], [], [], [], []
     wait_s = busy_s = 0.0
     started = time.perf_counter()
     for micro in range(accumulation):
@@ -47,6 +54,8 @@ def forward_backward(session: Session, model: Any, batches: Iterator[Batch], sho
         is_last = micro == accumulation - 1
         # Gradients need to meet those of the other ranks only once a step.
         silent = contextlib.nullcontext() if is_last or session.ranks.world == 1 else model.no_sync()
+        seeds.append(session.order.noise_seed(number - 1, micro))
+        device.seed_draws(seeds[-1])
         with silent:
             loss, total, count, by_channel = model(to_device(batch.inputs, device))
             if is_last and session.ranks.world > 1:
@@ -64,6 +73,7 @@ def forward_backward(session: Session, model: Any, batches: Iterator[Batch], sho
     return Step(
         batches=taken,
         channel_losses=channel_losses,
+        seeds=seeds,
         loss=sum(each[0] for each in everyone) / counted if counted else math.nan,
         wait_s=wait_s,
         busy_s=[each[2] for each in everyone],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,10 +178,31 @@ def next_batch(batches: Iterator[Any], dataset: Any) -> Batch:
     """The loader's next batch.
 
     Raises:
-        WorkFailed: a sample cannot be read, or a loader's worker has died.
+        WorkFailed: a sample cannot be read.
+    """
+    batch = next(batches)
+    if isinstance(batch, Unreadable):
+        raise WorkFailed(
+            "sample-unreadable",
+            f"{_place(dataset, batch.index)} cannot be read: {batch.why}",
+            where=str(dataset.root),
+            do="run 'stack audit --deep' on the dataset, and prepare it anew without that episode",
+        )
+    assert isinstance(batch, Batch)
+    return batch
+
+
+@contextmanager
+def told_of_dead_workers() -> Iterator[None]:
+    """Turn torch's error for a loader's dead worker into ours.
+
+    torch raises it out of a signal handler: wherever the training happens to be.
+
+    Raises:
+        WorkFailed: a loader's worker has died.
     """
     try:
-        batch = next(batches)
+        yield
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
@@ -193,15 +215,6 @@ def next_batch(batches: Iterator[Any], dataset: Any) -> Batch:
             if is_bus_error
             else "go on with --resume; if it was killed for memory, lower train.workers",
         ) from error
-    if isinstance(batch, Unreadable):
-        raise WorkFailed(
-            "sample-unreadable",
-            f"{_place(dataset, batch.index)} cannot be read: {batch.why}",
-            where=str(dataset.root),
-            do="run 'stack audit --deep' on the dataset, and prepare it anew without that episode",
-        )
-    assert isinstance(batch, Batch)
-    return batch
 
 
 def _place(dataset: Any, index: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from stack.train import kept
 from stack.train.checkpoint_snapshot import take
 from stack.train.checkpoint_write import Writer
-from stack.train.data import Collate, loader
+from stack.train.data import Collate, loader, told_of_dead_workers
 from stack.train.guard import Culprit, Guard, Trip, describe, find_culprits
 from stack.train.holdout import Evaluation, evaluate
 from stack.train.session import Emit, Session
@@ -47,13 +47,14 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
 
     Raises:
         NotAble: the last checkpoint could not be written.
-        WorkFailed: a tensor that is not trained has changed.
+        WorkFailed: a sample cannot be read, a loader's worker has died, or a frozen tensor has changed.
     """
     run = Run(losses=list(session.start.losses))
     run.windows = _windows(session.start.losses, session.run.train.log_every)
     writer = Writer(session.job, emit)
     try:
-        _steps(session, run, writer, emit, should_stop)
+        with told_of_dead_workers():
+            _steps(session, run, writer, emit, should_stop)
     finally:
         writer.wait()
     if session.trainable.trained < session.trainable.total:

@@ -152,7 +152,8 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
         seed=job.run.train.seed,
         device={"kind": device.kind, "name": device.name},
         world=session.ranks.world,
-        checkpoints=tuple(checkpoint.listing(job)),
+        # The first rank alone: while it writes and removes them, no other may look.
+        checkpoints=tuple(checkpoint.listing(job)) if session.ranks.rank == 0 else (),
         culprits=tuple(culprit.to_json() for culprit in found.culprits),
     )
 

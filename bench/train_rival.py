@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,22 @@ from stack.files import read_json, write_json
 from stack.manifests.run import ToyDims
 
 STARTED = time.time()
+
+
+def write_start(job_file: Path, folder: Path) -> None:
+    """The policy of a job before its first step, saved by lerobot's `save_pretrained`, tokenizer within."""
+    from stack.devices import open_device
+    from stack.train.job import Job
+    from stack.train.ranks import Ranks
+    from stack.train.session import open_session
+
+    job = Job.read(job_file)
+    session = open_session(job, open_device("cpu"), Ranks(), lambda _kind, **_details: None)
+    session.policy.save_pretrained(folder)
+    session.processors.tokenizer_step.tokenizer_name = "tokenizer"
+    for processor in (session.processors.before, session.processors.after):
+        processor.save_pretrained(folder)
+    shutil.copytree(job.tokenizer, folder / "tokenizer")
 
 
 def arguments(spec: dict[str, Any], line: str) -> list[str]:

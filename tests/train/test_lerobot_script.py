@@ -20,22 +20,14 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def start(toys: Any, world: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The policy before its first step, saved by lerobot's own `save_pretrained`."""
-    import shutil
-
-    from stack.devices import open_device
-    from stack.train.ranks import Ranks
-    from stack.train.session import open_session
+    """The policy before its first step, as lerobot-train starts from it."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # bench is no part of the installed package
+    from bench.train_rival import write_start
 
     job = toys.make_job(world, tmp_path_factory.mktemp("start"))
-    session = open_session(job, open_device("cpu"), Ranks(), lambda _kind, **_details: None)
-    folder = job.out / "pretrained_model"
-    session.policy.save_pretrained(folder)
-    session.processors.tokenizer_step.tokenizer_name = "tokenizer"
-    for processor in (session.processors.before, session.processors.after):
-        processor.save_pretrained(folder)
-    shutil.copytree(world.mirror / "toy-tokenizer", folder / "tokenizer")
-    return folder
+    job.write(job.out / "job.json")
+    write_start(job.out / "job.json", job.out / "pretrained_model")
+    return job.out / "pretrained_model"
 
 
 def lerobot_train(spec: dict[str, Any], folder: Path, checkout: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def main(spec_file: Path) -> None:
     toy.install(modeling, ToyDims.model_validate(spec["toy"]))
     from lerobot.scripts import lerobot_train
 
-    report: dict[str, Any] = {"losses": [], "grad_norms": [], "ends": [], "waits": []}
+    report: dict[str, Any] = {"losses": [], "grad_norms": [], "ends": [], "waits": [], "cpus": []}
     _order_and_seed(lerobot_train, spec)
     _listen(lerobot_train, report)
     # The processors name their tokenizer relative to the folder that they lie in.
@@ -133,6 +133,7 @@ def _listen(script: Any, report: dict[str, Any]) -> None:
         report["grad_norms"].append(float(metrics.grad_norm.val))
         report["waits"].append(float(metrics.dataloading_s.val))
         report["ends"].append(time.time())
+        report["cpus"].append(time.process_time())
         return found
 
     script.update_policy = listening

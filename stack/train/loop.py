@@ -182,6 +182,7 @@ def _report(session: Session, run: Run, step: int, learning_rate: float, norm: f
         memory_bytes=session.device.memory_now_bytes(),
         peak_memory_bytes=session.device.memory_peak_bytes(),
         skipped=len(run.skipped),
+        cpu_s=time.process_time(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Minutes, not seconds: memory over ten thousand steps, and learning over a thousand. STACK_LONG=1 runs them."""
+"""Memory over ten thousand steps, and learning over a thousand: STACK_LONG=1 runs them, in minutes."""
 
 from __future__ import annotations
 

@@ -240,8 +240,8 @@ def _line(workers: int, pairs: Sequence[tuple[Timed, Timed]]) -> dict[str, Any]:
 def render(found: Sequence[dict[str, Any]], steps: int, rounds: int, batch: int) -> str:
     version = lines.versions()
     head = (
-        "| workers | our step | lerobot's | ratio | ratio of processor time | to our first step | lerobot's | "
-        "ratio | ratio of processor time | losses apart |"
+        "| workers | our step | lerobot's | ratio | ratio of processor time | to our first step "
+        "| lerobot's | ratio | ratio of processor time | losses apart |"
     )
     rows = [
         f"| {f['workers']} | {f['ours_step_s'] * 1000:.1f} ms | {f['theirs_step_s'] * 1000:.1f} ms | "

@@ -6,6 +6,7 @@ busy for both. Run it with the line's own Python: that line's lerobot is the riv
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -27,7 +28,16 @@ from stack.train import lines
 from stack.train.job import Job, make_job
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+LOG_EVERY = 10  # as often as lerobot's script is asked to
 WARM_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment: seconds since the epoch, and processor seconds of the process."""
+
+    at: float
+    cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -49,11 +59,12 @@ class Timed:
         return statistics.median(self.steps_s)
 
 
-def timed(launched: float, ends: Sequence[float], cpus: Sequence[float], losses: list[float]) -> Timed:
-    pairs = zip(ends[WARM_STEPS:], ends[WARM_STEPS + 1 :], strict=False)
-    steps_s = [after - before for before, after in pairs]
-    step_cpu_s = (cpus[-1] - cpus[WARM_STEPS]) / len(steps_s)
-    return Timed(ends[0] - launched, steps_s, cpus[0], step_cpu_s, losses)
+def timed(launched: float, first: Mark, marks: Sequence[Mark], losses: list[float]) -> Timed:
+    """From the end of the first step, and marks at the end of each `LOG_EVERY` steps."""
+    warm = marks[WARM_STEPS // LOG_EVERY - 1 :]
+    steps_s = [(after.at - before.at) / LOG_EVERY for before, after in itertools.pairwise(warm)]
+    step_cpu_s = (warm[-1].cpu_s - warm[0].cpu_s) / (LOG_EVERY * len(steps_s))
+    return Timed(first.at - launched, steps_s, first.cpu_s, step_cpu_s, losses)
 
 
 def make_inputs(scratch: Path) -> Path:
@@ -98,7 +109,7 @@ def run_manifest(steps: int, workers: int, batch: int) -> RunManifest:
                 "learning_rate": 3e-3,
                 "warmup_steps": 2,
                 "workers": workers,
-                "log_every": 1,
+                "log_every": LOG_EVERY,
                 "save_every": steps,
                 "padded_actions": "trained",
             },
@@ -125,8 +136,10 @@ def ours(run: RunManifest, dataset: Path, models: Path, out: Path) -> Timed:
     subprocess.run([sys.executable, "-c", code, *arguments], check=True)
     events = [json.loads(line) for line in (out / "train" / "events.jsonl").read_text().splitlines()]
     windows = [event for event in events if event["kind"] == "window"]
-    ends = [w["t"] / 1000 for w in windows]
-    return timed(launched, ends, [w["cpu_s"] for w in windows], [w["loss"] for w in windows])
+    first = next(event for event in events if event["kind"] == "first-step")
+    marks = [Mark(event["t"] / 1000, event["cpu_s"]) for event in (first, *windows)]
+    losses = read_json(out / "train" / "result.json")["first_losses"]
+    return timed(launched, marks[0], marks[1:], losses)
 
 
 def theirs(run: RunManifest, dataset: Path, start: Path, out: Path, frames: int) -> Timed:
@@ -166,7 +179,8 @@ def theirs(run: RunManifest, dataset: Path, start: Path, out: Path, frames: int)
     if done.returncode != 0:
         raise click.ClickException(f"lerobot-train failed:\n{done.stderr[-3000:]}")
     report = read_json(out / "report.json")
-    return timed(launched, report["ends"], report["cpus"], report["losses"])
+    marks = [Mark(*pair) for pair in zip(report["ends"], report["cpus"], strict=True)]
+    return timed(launched, marks[0], marks[LOG_EVERY - 1 :: LOG_EVERY], report["losses"])
 
 
 def start_folder(job: Job, folder: Path) -> Path:

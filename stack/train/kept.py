@@ -48,7 +48,7 @@ class Replayed:
 
 
 def keep(session: Session, trip: Trip, step: Step) -> Path:
-    """Write this rank's batches of a step; returns the first rank's file.
+    """Write this rank's batches of a step; returns the first rank's file, relative to the run's folder.
 
     A full disk must not hide what the guard has to say: then nothing is kept.
     """
@@ -74,7 +74,7 @@ def keep(session: Session, trip: Trip, step: Step) -> Path:
         os.replace(partial, file)
     except (OSError, RuntimeError):
         return Path("(nothing: it could not be written)")
-    return folder / f"step-{trip.step:06d}-rank-0.pt"
+    return Path(KEPT) / f"step-{trip.step:06d}-rank-0.pt"
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -98,6 +98,8 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
         run.losses.append(step.loss if trip is None else None)
         run.steps_s.append(time.perf_counter() - started)
         run.data_waits_s.append(step.wait_s)
+        if len(run.steps_s) == 1:
+            emit("first-step", step=number, cpu_s=time.process_time())
         if number % train.log_every == 0 or number == train.steps:
             _report(session, run, number, learning_rate, norm, emit)
         run.is_stopped = step.should_stop and number < train.steps
@@ -156,7 +158,7 @@ def _explain(session: Session, run: Run, trip: Trip, step: Step) -> None:
         (culprit for culprits, _ in everything for culprit in culprits), key=lambda c: -(c.loss_frac or 0.0)
     )
     run.message = describe(trip, run.culprits, [place for _, found in everything for place in found])
-    run.message += f"\n  the batch is kept: stack train --replay {file}"
+    run.message += f"\n  the batch is kept, below the training's folder: stack train --replay {file}"
 
 
 def _report(session: Session, run: Run, step: int, learning_rate: float, norm: float, emit: Emit) -> None:

@@ -108,7 +108,9 @@ def _replay(file: Path) -> dict[str, Any]:
     from stack.train.session import open_session
 
     content = kept.read(file)
-    job = replace(Job.read(file.parent.parent / JOB), is_resume=False)
+    # The folder may have been renamed since: a stage's is, when it is whole.
+    out = file.parent.parent
+    job = replace(Job.read(out / JOB), out=out, is_resume=False)
     offline.install_guard(job.outside)
     if job.run.device.kind == "cpu":
         import torch

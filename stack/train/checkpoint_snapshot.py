@@ -60,10 +60,18 @@ class Snapshot:
 
 
 class Buffers:
-    """Host memory for copies, kept from one checkpoint to the next."""
+    """Host memory for copies, and what else stays the same from one checkpoint to the next."""
 
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}
+        self._stamp: dict[str, Any] | None = None
+
+    def stamp(self, session: Session) -> dict[str, Any]:
+        """What every checkpoint of a session says of itself; reading it takes as long as the copies."""
+        if self._stamp is None:
+            proofs = {**session.proofs.to_json(), "trainable": session.trainable.to_json()}
+            self._stamp = identity(session.job, proofs)
+        return self._stamp
 
     def copy(self, key: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of `tensors`; names that share storage still share it."""
@@ -105,7 +113,7 @@ def take(
             model = buffers.copy("model", trainable.state_dict())
     is_partial = average is not None or trainable.adapters is not None
     optimizer = session.optimizer.state_dict()
-    stamp = identity(session.job, {**session.proofs.to_json(), "trainable": trainable.to_json()})
+    stamp = buffers.stamp(session)
     return Snapshot(
         step=step,
         model=model,

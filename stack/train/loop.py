@@ -52,6 +52,7 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
     run = Run(losses=list(session.start.losses))
     run.windows = _windows(session.start.losses, session.run.train.log_every)
     writer = Writer(session.job, emit)
+    writer.buffers.stamp(session)
     try:
         with told_of_dead_workers():
             _steps(session, run, writer, emit, should_stop)

@@ -98,6 +98,13 @@ def load(
 def _check_whole(folder: Path, stamp: Mapping[str, Any], trainable: Trainable) -> None:
     """The weights file is the one that was written, and what is frozen is what was frozen then."""
     file = folder / MODEL / WEIGHTS_FILE
+    if "trainable" not in stamp or "weights_sha256" not in stamp:
+        raise BadRequest(
+            "checkpoint-older",
+            "the checkpoint is of an older release, which did not record what it trained",
+            where=str(folder),
+            do="finish that training with the release it was started with, or start anew",
+        )
     if not file.is_file() or sha256_file(file) != stamp["weights_sha256"]:
         raise BadRequest(
             "checkpoint-weights-changed",

@@ -20,6 +20,7 @@ from stack.train import lines
 from stack.train.frames import FrameReader
 from stack.train.policy import ACTION, STATE
 
+PREFETCH = 4  # batches that each worker has ready: one slow video does not show
 PLACE_KEYS = ("index", "episode_index", "frame_index")
 
 
@@ -252,7 +253,7 @@ def loader(
         collate_fn=collate,
         num_workers=workers,
         generator=generator,
-        prefetch_factor=2 if workers else None,
+        prefetch_factor=PREFETCH if workers else None,
         worker_init_fn=_one_thread if workers else None,
     )
 

@@ -192,6 +192,15 @@ def test_a_checkpoint_of_another_line_or_size(
             checkpoint.load_policy(folder / MODEL)
 
 
+def test_a_checkpoint_of_an_older_release(toys: Any, world: Any, straight: Any, tmp_path: Path) -> None:
+    rewind(straight[0], tmp_path)
+    file = tmp_path / "checkpoints" / "000008" / MODEL / IDENTITY
+    stamp = read_json(file)
+    write_json(file, {key: value for key, value in stamp.items() if key != "trainable"})
+    with pytest.raises(BadRequest, match="of an older release"):
+        toys.run_here(toys.make_job(world, tmp_path, is_resume=True, train=LONG))
+
+
 @pytest.mark.parametrize(
     ("section", "change", "said"),
     [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stack.errors import BadRequest
+from stack.errors import BadRequest, WorkFailed
 from stack.files import read_json, sha256_file, write_json, write_text
 from stack.manifests import (
     DatasetManifest,
@@ -325,6 +325,8 @@ def _train(context: Context) -> Stage:
         )
         if result.outcome == "stopped":
             raise KeyboardInterrupt  # its folder stays as it is, and the next call goes on from there
+        if result.outcome == "killed":
+            raise WorkFailed("train-killed", result.message, do="the same command goes on from there")
         return Outcome(result.to_json(), good=result.outcome == "finished", message=result.message or "")
 
     inputs = {

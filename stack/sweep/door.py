@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from stack.devices import device_count, is_out_of_memory
+from stack.devices import device_count
 from stack.errors import BadRequest
 from stack.files import read_json, write_json
 from stack.manifests.load import Loaded
@@ -137,11 +137,8 @@ def _judge(folder: Path, blank: Point, ended: Ended, timeout_s: float) -> Point:
     if (folder / RESULT).exists():
         raw = read_json(folder / RESULT, what="point's result")
         return Point(**{key: value for key, value in raw.items() if key in Point.__dataclass_fields__})
-    how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"return code {ended.returncode}"
-    message = f"ended without a result ({how}): {last_line(ended.tail)}"
-    return replace(
-        blank, status="oom" if is_out_of_memory(ended.returncode, ended.tail) else "error", message=message
-    )
+    message = f"ended without a result ({ended.how}): {last_line(ended.tail)}"
+    return replace(blank, status="oom" if ended.is_out_of_memory else "error", message=message)
 
 
 def _line(point: Point) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ METRICS = {
     "step_s": names.STEP_S,
     "samples_per_s": names.SAMPLES_PER_S,
     "data_wait_s": "perf/data_wait_s",
+    "data_wait_frac": "perf/data_wait_frac",
+    "memory_bytes": "mem/now_bytes",
     "peak_memory_bytes": names.PEAK_MEMORY_BYTES,
 }
 _STATUS: dict[str, Status] = {"finished": "FINISHED", "stopped": "KILLED"}
@@ -55,14 +58,31 @@ class Recorder:
             self._log(
                 f"step {step}/{self._steps}  loss {event['loss']:.4f}  lr {event['lr']:.2e}  "
                 f"{event['step_s']:.3f} s/step  {event['samples_per_s']:.1f} samples/s  "
+                f"data {event['data_wait_frac']:.1%}  "
                 f"{event['peak_memory_bytes'] / 1e9:.2f} GB"
             )
         elif kind == "log":
             self._log(event["text"])
         elif kind == "trip":
             self._journal.event("guard", step=step, message=event["message"])
+        elif kind == "skip":
+            self._journal.event("skip", step=step, message=event["message"])
+            self._log(f"guard: {event['message']}")
+        elif kind == "evaluation":
+            errors = {f"eval/action_error/{_metric_name(n)}": e for n, e in event["action_error"].items()}
+            self._journal.metrics({"eval/loss": event["loss"], **errors}, step=step)
+            self._log(f"step {step}/{self._steps}  held-out loss {event['loss']:.4f}")
         elif kind == "checkpoint":
             self._journal.event("checkpoint", step=step, path=event["path"], bytes=event["bytes"])
+            self._journal.metrics({"perf/checkpoint_stop_s": event["stopped_s"]}, step=step)
+        elif kind == "checkpoint-failed":
+            self._journal.event("checkpoint-failed", step=step, message=event["message"])
+            self._log(f"warning: {event['message']}; the training goes on")
+
+
+def _metric_name(channel: str) -> str:
+    """A channel's name in the characters that MLflow takes in a metric's."""
+    return re.sub(r"[^\w\-. ]", "_", channel)
 
 
 def open_journal(loaded: Loaded[RunManifest], job: Job, parent: str | None) -> Journal:
@@ -126,6 +146,8 @@ def close_journal(journal: Journal, result: TrainResult, out: Path) -> None:
         f"{names.FINAL}data_wait_s": result.data_wait_s,
         names.FINAL_PEAK_MEMORY_BYTES: result.peak_memory_bytes,
         f"{names.FINAL}nonfinite": float(result.nonfinite),
+        f"{names.FINAL}skipped": float(len(result.skipped)),
+        f"{names.FINAL}data_wait_frac": result.data_wait_frac,
     }
     journal.metrics({key: value for key, value in finals.items() if value is not None}, step=result.steps)
     weights = result.weights or {}
@@ -140,6 +162,7 @@ def close_journal(journal: Journal, result: TrainResult, out: Path) -> None:
             "stack.stats_proven": result.stats_proven,
             "stack.outside_connections": len(result.outside_connections),
             "stack.parameters": result.parameters,
+            "stack.parameters_trained": (result.trainable or {}).get("trained"),
             **{f"stack.version.{package}": version for package, version in result.versions.items()},
         }
     )

@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
+from numpy.typing import NDArray
 
 from stack.dataset.video_open import check_file, demux, open_video, truncated
 from stack.dataset.video_tables import Tables, read_tables
@@ -77,18 +78,55 @@ class CodedFrame:
     offset: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class PacketTable:
+    """Packets in decode order, a column for each attribute of `CodedFrame`: int64 or bool, all of one length.
+
+    `offsets` is None where only FFmpeg knows where packets lie.
+    """
+
+    frames: NDArray[np.int64]
+    pts: NDArray[np.int64]
+    dts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    is_key: NDArray[np.bool_]
+    is_sync: NDArray[np.bool_]
+    offsets: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def same(self, other: PacketTable) -> bool:
+        """Whether all packets of both are equal."""
+        if (self.offsets is None) != (other.offsets is None):
+            return False
+        pairs = ((getattr(self, name), getattr(other, name)) for name in _COLUMNS)
+        return all(a is b or np.array_equal(a, b) for a, b in pairs)
+
+
+_COLUMNS = ("frames", "pts", "dts", "sizes", "is_key", "is_sync", "offsets")
+
+
+@dataclass(frozen=True, eq=False)
 class VideoIndex:
     """A file's packets in decode order."""
 
     info: VideoInfo
-    coded: tuple[CodedFrame, ...]
+    packets: PacketTable
+
+    @cached_property
+    def coded(self) -> tuple[CodedFrame, ...]:
+        """The packets one by one; the table costs less where there are many."""
+        table = self.packets
+        columns = (getattr(table, name).tolist() for name in _COLUMNS[:-1])
+        offsets = [None] * len(table) if table.offsets is None else table.offsets.tolist()
+        return tuple(map(CodedFrame, *columns, offsets))
 
     def position(self, frame: int) -> int:
         """The place in decode order of a presentation number."""
         if not self.info.has_b_frames:
             return frame
-        return next(k for k, coded in enumerate(self.coded) if coded.frame == frame)
+        return int(np.flatnonzero(self.packets.frames == frame)[0])
 
 
 def probe(file: Path) -> VideoInfo:
@@ -119,10 +157,12 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
             tables = read_tables(data)
             if tables is None or len(np.unique(tables.pts)) != len(tables.pts):
                 return None
-            places = zip(tables.offsets.tolist(), tables.sizes.tolist(), tables.is_sync.tolist(), strict=True)
-            keys = [
-                is_sync and starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
-                for offset, size, is_sync in places
+            keys = tables.is_sync.copy()
+            synced = np.flatnonzero(keys)
+            places = zip(tables.offsets[synced].tolist(), tables.sizes[synced].tolist(), strict=True)
+            keys[synced] = [
+                starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
+                for offset, size in places
             ]
     except (OSError, ValueError):  # a file system that maps nothing into memory, or a file that just went
         return None
@@ -130,13 +170,10 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
     return _index_of(file, tables, looks, keys)
 
 
-def _index_of(file: Path, tables: Tables, looks: _Looks, keys: list[bool]) -> VideoIndex:
-    order = np.argsort(tables.pts)
+def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]) -> VideoIndex:
+    order = np.argsort(tables.pts, kind="stable")  # nearly in order
     frames = np.empty(len(order), dtype=np.int64)
     frames[order] = np.arange(len(order))
-    columns = (frames, tables.pts, tables.dts, tables.sizes)
-    flags = (keys, tables.is_sync.tolist(), tables.offsets.tolist())
-    coded = tuple(map(CodedFrame, *(column.tolist() for column in columns), *flags))
     pts = tables.pts[order].tolist()
     fps = _rate(tables.rate, tables.time_base, pts)
     info = VideoInfo(
@@ -148,14 +185,17 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: list[bool]) -> Vi
         fps=fps,
         time_base=tables.time_base,
         frames=len(pts),
-        key_frames=tuple(np.sort(frames[np.array(keys, dtype=bool)]).tolist()),
+        key_frames=tuple(np.sort(frames[keys]).tolist()),
         has_b_frames=bool((frames != np.arange(len(frames))).any()),
         has_audio=tables.has_audio,
         duration_s=float(len(pts) / fps) if fps else 0.0,
         pts=tuple(pts),
         extradata=tables.extradata,
     )
-    return VideoIndex(info, coded)
+    packets = PacketTable(
+        frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets
+    )
+    return VideoIndex(info, packets)
 
 
 @dataclass(frozen=True)
@@ -220,7 +260,15 @@ def _assemble(
         raise BadRequest("video-times-repeat", what, where=str(file), do=_REWRAP)
     assert stream.time_base is not None  # a demuxed stream always has one
     fps = _rate(stream.average_rate, stream.time_base, pts)
-    coded = tuple(CodedFrame(rank[p], p, dts, size, key, sync) for p, dts, size, key, sync in packets)
+    order, dts, sizes, keys, syncs = (list(column) for column in zip(*packets, strict=True))
+    table = PacketTable(
+        np.array([rank[p] for p in order], dtype=np.int64),
+        np.array(order, dtype=np.int64),
+        np.array(dts, dtype=np.int64),
+        np.array(sizes, dtype=np.int64),
+        np.array(keys, dtype=bool),
+        np.array(syncs, dtype=bool),
+    )
     info = VideoInfo(
         file=file,
         codec=codec,
@@ -230,14 +278,14 @@ def _assemble(
         fps=fps,
         time_base=stream.time_base,
         frames=len(pts),
-        key_frames=tuple(sorted(c.frame for c in coded if c.is_key)),
-        has_b_frames=any(c.frame != k for k, c in enumerate(coded)),
+        key_frames=tuple(np.sort(table.frames[table.is_key]).tolist()),
+        has_b_frames=bool((table.frames != np.arange(len(table))).any()),
         has_audio=bool(container.streams.audio),
         duration_s=float(len(pts) / fps) if fps else 0.0,
         pts=tuple(pts),
         extradata=extradata,
     )
-    return VideoIndex(info, coded)
+    return VideoIndex(info, table)
 
 
 def _rate(claimed: Fraction | None, time_base: Fraction, pts: list[int]) -> Fraction:

@@ -36,7 +36,7 @@ class PacketReader:
         index = segment.index
         if index is not self._index:
             self._open(index)
-        if index.coded[segment.first].offset is None:
+        if index.packets.offsets is None:
             yield from self._demuxed(segment)
             return
         for coded in segment.coded():
@@ -50,9 +50,9 @@ class PacketReader:
         file = index.info.file
         self._stack.close()
         self._index = None
-        if index_video(file).coded != index.coded:
+        if not index_video(file).packets.same(index.packets):
             raise _changed(index, index.coded[0])
-        if index.coded[0].offset is not None:
+        if index.packets.offsets is not None:
             self._raw = self._stack.enter_context(file.open("rb"))
         else:
             self._container, self._stream = self._stack.enter_context(open_video(file))
@@ -62,7 +62,7 @@ class PacketReader:
     def _demuxed(self, segment: Segment) -> Iterator[tuple[CodedFrame, bytes]]:
         index = segment.index
         if segment.first != self._at:
-            self._container.seek(index.coded[segment.first].dts, backward=True, stream=self._stream)
+            self._container.seek(int(index.packets.dts[segment.first]), backward=True, stream=self._stream)
             self._demux = demux(self._container, self._stream, index.info.file)
             self._at = segment.first
         wanted = range(segment.start, segment.stop)

@@ -212,6 +212,22 @@ def camera_stats(clips: Sequence[ClipRef], *, samples: Iterable[CameraSample] | 
     return taken[0].merge(*taken[1:]).stats()
 
 
+def pooled_levels(histogram: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    """`mean`, `std`, and the levels that 1 % of the pixels lie below and above, of (3, 256) counts.
+
+    Each (3,), levels / 255; float64 sums of at most 2**53 / 255**2 pixels, so exact.
+    """
+    levels = np.arange(LEVELS, dtype=np.float64)
+    pixels = histogram.sum(axis=1)
+    mean = histogram @ levels / pixels
+    std = np.sqrt(np.maximum(histogram @ levels**2 / pixels - mean**2, 0.0))
+    shares = np.cumsum(histogram, axis=1) / pixels[:, None]
+    low = np.array([np.searchsorted(own, 0.01, side="right") for own in shares])
+    high = np.array([np.searchsorted(own, 0.99) for own in shares])
+    found = {"mean": mean, "std": std, "level_low": low, "level_high": high}
+    return {name: np.asarray(value, dtype=np.float64) / 255 for name, value in found.items()}
+
+
 def _level_stats(counts: NDArray[np.int64]) -> dict[str, float]:
     levels = [(level, int(n)) for level, n in enumerate(counts) if n]
     pixels = sum(n for _, n in levels)

@@ -192,9 +192,7 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
         pts=tuple(pts),
         extradata=tables.extradata,
     )
-    packets = PacketTable(
-        frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets
-    )
+    packets = PacketTable(frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets)
     return VideoIndex(info, packets)
 
 

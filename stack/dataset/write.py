@@ -10,8 +10,9 @@ from typing import TypeAlias
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
-from stack.dataset.stats import CameraSample, Stats, camera_stats
+from stack.dataset.stats import Stats
 from stack.dataset.stats_pooled import PooledJob, pooled_stats
+from stack.dataset.stats_stored import Evidence, pool_cameras
 from stack.dataset.video import VideoInfo
 from stack.dataset.write_check import check_written
 from stack.dataset.write_files import (
@@ -40,7 +41,7 @@ class Written:
     files: tuple[WrittenFile, ...]
 
 
-Samples: TypeAlias = Mapping[tuple[str, int], CameraSample]
+Samples: TypeAlias = Mapping[tuple[str, int], Evidence]  # by camera and episode index
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,9 @@ def _fill(
     data = shop.run("data files", "frames", works.data)
     movies = shop.run("video files", "frames", works.videos)
     sampled = shop.run("clips sampled for camera statistics", "frames", works.samples)
-    samples = dict(zip(works.sampled, sampled, strict=True))
+    samples: dict[tuple[str, int], Evidence] = dict(zip(works.sampled, sampled, strict=True))
+    for selected in selection.episodes:
+        samples.update({(camera, selected.episode.index): kept for camera, kept in selected.kept.items()})
     version.write_meta(root, selection, plan, data, movies, samples, pool)
     log("checking what was written")
     version.check(root, selection, plan, pool)
@@ -196,7 +199,7 @@ def _write_meta(
             pooled[name] = pooled[name].reshaped(feature.shape)
     for camera in (*selection.cameras, *selection.pictures):
         taken = [sample for (name, _), sample in samples.items() if name == camera]
-        pooled[camera] = camera_stats([], samples=taken)
+        pooled[camera] = pool_cameras(taken)
     write_stats(root, pooled)
 
 

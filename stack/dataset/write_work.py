@@ -85,6 +85,8 @@ def _clip_works(selection: Selection) -> dict[tuple[str, int], Work[CameraSample
     works = {}
     for camera in selection.cameras:
         for selected in selection.episodes:
+            if camera in selected.kept:
+                continue
             clip: ClipRef = selected.episode.clips[camera]
             label = f"{camera}, {_label((selected,))}"
             works[camera, selected.episode.index] = Work(sample_camera, clip, None, clip.count, label)

@@ -220,7 +220,7 @@ def _contradiction(
 
 
 def pool_cameras(parts: Sequence[Evidence]) -> Stats:
-    """Statistics of one camera over clips, each counting with as many pictures as its statistics were taken of.
+    """Statistics of one camera over clips, each counting with as many pictures as it was measured by.
 
     Where all clips were sampled, everything is exact over the sampled pixels. Else count, min, max, mean and
     std are pooled exactly from each clip's (Chan, Golub and LeVeque 1979), and quantiles are those of the
@@ -257,7 +257,7 @@ def _pool_moments(
 
 
 def quantiles_of(looked: Sequence[tuple[CameraSample, float]]) -> dict[str, NDArray[np.float64]]:
-    """`q01` to `q99`, each (3,): the smallest level that so large a share of the weighted pixels lies below."""
+    """`q01` to `q99`, each (3,): the level up to which that share of the weighted pixels lies."""
     weighted = np.sum([sample.histogram * weight for sample, weight in looked], axis=0)
     shares = np.cumsum(weighted, axis=1) / weighted.sum(axis=1, keepdims=True)
     return {

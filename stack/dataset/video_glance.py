@@ -21,7 +21,7 @@ DECODERS = {"h264": "h264", "hevc": "hevc"}  # AV1's decoder keeps pictures back
 
 
 def glance_frames(clip: ClipRef) -> list[int]:
-    """Up to `PICTURES` frame numbers of the clip's file: its key frames, evenly spread, or else its first frame."""
+    """Up to `PICTURES` key frames of a clip, evenly spread, as numbers of its file; else its first frame."""
     keys = [k for k in index_video(clip.file).info.key_frames if clip.start <= k < clip.start + clip.count]
     if len(keys) <= PICTURES:
         return keys or [clip.start]

@@ -109,10 +109,15 @@ _COLUMNS = ("frames", "pts", "dts", "sizes", "is_key", "is_sync", "offsets")
 
 @dataclass(frozen=True, eq=False)
 class VideoIndex:
-    """A file's packets in decode order."""
+    """A file's packets in decode order.
+
+    `entry` and `size` are as in `Tables`, None where only FFmpeg knows.
+    """
 
     info: VideoInfo
     packets: PacketTable
+    entry: bytes | None = None
+    size: bytes | None = None
 
     @cached_property
     def coded(self) -> tuple[CodedFrame, ...]:
@@ -193,7 +198,7 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
         extradata=tables.extradata,
     )
     packets = PacketTable(frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets)
-    return VideoIndex(info, packets)
+    return VideoIndex(info, packets, tables.entry, tables.size)
 
 
 @dataclass(frozen=True)

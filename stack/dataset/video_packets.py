@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
 from av.packet import Packet
+from numpy.typing import NDArray
 
 from stack.dataset.video_index import CodedFrame, VideoIndex, index_video
 from stack.dataset.video_open import demux, open_video
@@ -43,7 +45,7 @@ class PacketReader:
             self._raw.seek(coded.offset or 0)
             payload = self._raw.read(coded.size_bytes)
             if len(payload) != coded.size_bytes:
-                raise _changed(index, coded)
+                raise changed(index, coded.frame)
             yield coded, payload
 
     def _open(self, index: VideoIndex) -> None:
@@ -51,7 +53,7 @@ class PacketReader:
         self._stack.close()
         self._index = None
         if not index_video(file).packets.same(index.packets):
-            raise _changed(index, index.coded[0])
+            raise changed(index, 0)
         if index.packets.offsets is not None:
             self._raw = self._stack.enter_context(file.open("rb"))
         else:
@@ -70,14 +72,15 @@ class PacketReader:
             coded = index.coded[self._at]
             packet = next((p for p in self._demux if p.pts == coded.pts), None)
             if packet is None or packet.size != coded.size_bytes:
-                raise _changed(index, coded)
+                raise changed(index, coded.frame)
             self._at += 1
             if coded.frame in wanted:
                 yield coded, bytes(packet)
 
 
-def _changed(index: VideoIndex, coded: CodedFrame) -> WorkFailed:
-    what = f"frame {coded.frame} is not where it was"
+def changed(index: VideoIndex, frame: int) -> WorkFailed:
+    """The error for a file that is not the one that was looked at."""
+    what = f"frame {frame} is not where it was"
     return WorkFailed("video-changed", what, where=str(index.info.file))
 
 
@@ -97,6 +100,15 @@ class Part:
             return
         for coded in self.segment.coded():
             yield self.place + coded.frame - self.segment.start, coded.size_bytes, coded.is_key
+
+    def table(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """As `coded`, column by column."""
+        if self.segment.encode:
+            frames, sizes, keys = zip(*self.coded(), strict=True)
+            return np.array(frames), np.array(sizes), np.array(keys, dtype=bool)
+        packets, places = self.segment.index.packets, self.segment.places()
+        frames_copied = packets.frames[places] - self.segment.start + self.place
+        return frames_copied, packets.sizes[places], packets.is_key[places]
 
     def packets(self, source: PacketReader) -> Iterator[Packet]:
         if self.segment.encode:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stack.dataset.model import ClipRef
 from stack.dataset.video_h264 import parse_sets
@@ -35,8 +36,13 @@ class Segment:
 
     def coded(self) -> Iterator[CodedFrame]:
         """The copied packets in decode order."""
-        frames = range(self.start, self.stop)
-        return (c for c in self.index.coded[self.first : self.last + 1] if c.frame in frames)
+        coded = self.index.coded
+        return (coded[place] for place in self.places().tolist())
+
+    def places(self) -> NDArray[np.int64]:
+        """Decode positions of the copied packets."""
+        frames = self.index.packets.frames[self.first : self.last + 1]
+        return np.flatnonzero((frames >= self.start) & (frames < self.stop)) + self.first
 
 
 def check_clip(clip: ClipRef) -> VideoIndex:

@@ -20,6 +20,7 @@ CONFIGURATIONS = {"h264": b"avcC", "hevc": b"hvcC", "av1": b"av1C"}
 AV1_CONFIGURATION_BYTES = 4  # what follows is the sequence header
 VISUAL_ENTRY_BYTES = 86  # of a VisualSampleEntry, before the boxes in it (12.1.3)
 BOX_HEAD_BYTES = 8
+UPRIGHT = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # 6.2.2
 BIT_RATE = b"btrt"  # differs from file to file, and tells a decoder nothing
 Bytes = Any  # bytes or mmap: what can be sliced
 
@@ -34,6 +35,8 @@ class Tables:
 
     Attributes:
         entry: the sample description, without the bit rate: what the decoder is told.
+        size: the track header's width and height, two 16.16 numbers; None where pictures are turned or
+            stretched by its matrix.
         pts, dts: in ticks of `time_base`, as FFmpeg gives them.
         offsets, sizes: where each sample lies in the file, in bytes.
         is_sync: which samples the file calls sync samples.
@@ -51,6 +54,7 @@ class Tables:
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     is_sync: NDArray[np.bool_]
+    size: bytes | None = None
 
 
 def read_tables(data: Bytes) -> Tables | None:
@@ -117,7 +121,13 @@ def _track(track: bytes, movie_scale: int, file_bytes: int, has_audio: bool) -> 
         offsets,
         sizes,
         sync,
+        _upright_size(_child(track, b"tkhd")),
     )
+
+
+def _upright_size(header: bytes) -> bytes | None:
+    """The last fields of a track header are a matrix of nine numbers, width and height (8.3.2)."""
+    return header[-8:] if header[-44:-8] == UPRIGHT else None
 
 
 def _first_shown(track: bytes, pts: NDArray[np.int64], scale: int, movie_scale: int) -> int:

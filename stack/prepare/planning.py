@@ -72,8 +72,8 @@ def plan(
     log(f"checking the rows and videos of {len(selected)} episodes")
     stored = _stored(sources, manifest, mode)
     work = [
-        ScanJob(item, recipes[item.recipe], features, fps, stored and stored[item.episode.index])
-        for item in selected
+        ScanJob(item, recipes[item.recipe], features, fps, None if stored is None else stored[n])
+        for n, item in enumerate(selected)
     ]
     with open_pool(jobs) as pool:
         scans = list(pool.map(scan_episode, work))

@@ -114,7 +114,7 @@ def _statistics(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, Kept
     return {
         camera: keep_or_why(job.stored.get(camera), clip)
         for camera, clip in clips.items()
-        if 0 <= clip.start and clip.start + clip.count <= videos[camera].frames
+        if clip.start >= 0 and clip.start + clip.count <= videos[camera].frames
     }
 
 

@@ -83,9 +83,7 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
     files = files_below(root / "meta" / "episodes", ".parquet")
     entries: list[dict[str, Any]] = []
     for file in files:
-        table = read_table(file)
-        kept = [name for name in table.column_names if not name.startswith("stats/")]
-        entries.extend(table.select(kept).to_pylist())
+        entries.extend(read_table(file, leave_out="stats/").to_pylist())
     if not files:
         lines = root / "meta" / "episodes.jsonl"
         if not lines.is_file():

@@ -158,6 +158,12 @@ def written_feature(feature: Feature) -> Feature:
     )
 
 
+def needed_columns(recipe: Recipe) -> list[str]:
+    """Source columns that the output rows of an episode are made of, and those that tell of its frames."""
+    taken = [take.feature.name for group in recipe.columns.values() for take in group]
+    return list(dict.fromkeys((*taken, *INDEX_FEATURES)))
+
+
 def assemble(selected: Selected, recipe: Recipe, features: Mapping[str, Feature]) -> dict[str, Column]:
     """Output columns of one episode, in the written dtype, index columns not among them.
 

@@ -14,7 +14,7 @@ from stack.dataset.stats_order import QUANTILES, interpolated, quantile_ranks
 from stack.dataset.video_decode import decode_frames
 from stack.errors import BadRequest
 
-CHANNELS_AT_ONCE = 8  # bounds the float64 copy: 305,425 rows x 8 channels are 20 MB
+VALUES_AT_ONCE = 2_500_000  # bounds the float64 copy: 20 MB, 8 channels of 305,425 rows
 
 # lerobot/datasets/compute_stats.py: estimate_num_samples and auto_downsample_height_width.
 SAMPLES_MIN, SAMPLES_MAX, SAMPLES_POWER = 100, 10_000, 0.75
@@ -78,8 +78,9 @@ def joined_stats(parts: Sequence[NDArray[Any]], *, where: str = "") -> Stats:
     if not rows:
         raise BadRequest("stats-no-rows", "statistics over no rows do not exist", where=where)
     blocks = []
-    for start in range(0, tables[0].shape[1], CHANNELS_AT_ONCE):
-        blocks.append(_block_stats(_joined([t[:, start : start + CHANNELS_AT_ONCE] for t in tables])))
+    wide = max(1, VALUES_AT_ONCE // rows)
+    for start in range(0, tables[0].shape[1], wide):
+        blocks.append(_block_stats(_joined([t[:, start : start + wide] for t in tables])))
     shape = parts[0].shape[1:] or (1,)
     joined = {key: np.concatenate([block[key] for block in blocks]).reshape(shape) for key in blocks[0]}
     return Stats(count=np.array([rows], dtype=np.int64), **joined)

@@ -21,6 +21,7 @@ from stack.dataset.video_index import (
     VideoInfo,
     describe_extradata,
     index_video,
+    is_unchanged,
     probe,
 )
 from stack.dataset.video_mux import exact_rate, ticks_of, whole_file, why_badly_timed
@@ -199,8 +200,8 @@ def _is_plain(index: VideoIndex) -> bool:
 def _run(segment: Segment, place: int) -> Run:
     """A segment's packets, for files that are still as they were when they were looked at."""
     index, places = segment.index, segment.places()
-    packets = index_video(index.info.file).packets
-    if packets.offsets is None or not packets.same(index.packets):
+    packets = index.packets
+    if packets.offsets is None or not is_unchanged(index):
         raise changed(index, 0)
     frames = packets.frames[places] - segment.start + place
     sizes, is_sync = packets.sizes[places], packets.is_sync[places]
@@ -286,8 +287,8 @@ def clip_digest(clip: ClipRef) -> str:
     digest = hashlib.sha256(f"{info.codec} {info.width}x{info.height} {info.pix_fmt}\n".encode())
     with PacketReader() as packets:
         digest.update(_used_extradata(segment, packets))
-        for coded, packet in packets.read(segment):
-            digest.update(f"\n{coded.frame - clip.start} {len(packet)}\n".encode())
+        for frame, _, packet in packets.read(segment):
+            digest.update(b"\n%d %d\n" % (frame - clip.start, len(packet)))
             digest.update(packet)
     return digest.hexdigest()
 
@@ -298,6 +299,6 @@ def _used_extradata(segment: Segment, packets: PacketReader) -> bytes:
     if sets is None or len(sets.sps) == len(sets.pps) == 1:
         return info.extradata
     used: set[int] = set()
-    for _, packet in packets.read(segment):
+    for _, _, packet in packets.read(segment):
         used |= used_pps(packet, sets.length_size)
     return sets.only(used).to_bytes()

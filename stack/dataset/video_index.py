@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -96,13 +96,6 @@ class PacketTable:
     def __len__(self) -> int:
         return len(self.frames)
 
-    def same(self, other: PacketTable) -> bool:
-        """Whether all packets of both are equal."""
-        if (self.offsets is None) != (other.offsets is None):
-            return False
-        pairs = ((getattr(self, name), getattr(other, name)) for name in _COLUMNS)
-        return all(a is b or np.array_equal(a, b) for a, b in pairs)
-
 
 _COLUMNS = ("frames", "pts", "dts", "sizes", "is_key", "is_sync", "offsets")
 
@@ -111,13 +104,14 @@ _COLUMNS = ("frames", "pts", "dts", "sizes", "is_key", "is_sync", "offsets")
 class VideoIndex:
     """A file's packets in decode order.
 
-    `entry` and `size` are as in `Tables`, None where only FFmpeg knows.
+    `entry` and `size` are as in `Tables`, None where only FFmpeg knows. `stamp` tells a changed file.
     """
 
     info: VideoInfo
     packets: PacketTable
     entry: bytes | None = None
     size: bytes | None = None
+    stamp: tuple[int, int, int] | None = None
 
     @cached_property
     def coded(self) -> tuple[CodedFrame, ...]:
@@ -145,14 +139,26 @@ def probe(file: Path) -> VideoInfo:
 
 def index_video(file: Path) -> VideoIndex:
     """Like `probe`, with every packet. Answers are kept for the last few files while these do not change."""
-    check_file(file)
-    stat = file.stat()
-    return _index_unchanged(file, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    return _index_unchanged(file, _stamp(file))
+
+
+def is_unchanged(index: VideoIndex) -> bool:
+    """Whether the file is still the one that was looked at, as far as its size and times tell."""
+    return _stamp(index.info.file) == index.stamp
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 @lru_cache(maxsize=INDEX_CACHE_FILES)
-def _index_unchanged(file: Path, mtime_ns: int, size_bytes: int, inode: int) -> VideoIndex:
-    return _index_from_tables(file) or index_by_demuxing(file)
+def _index_unchanged(file: Path, stamp: tuple[int, int, int] | None) -> VideoIndex:
+    check_file(file)
+    return replace(_index_from_tables(file) or index_by_demuxing(file), stamp=stamp)
 
 
 def _index_from_tables(file: Path) -> VideoIndex | None:
@@ -315,7 +321,13 @@ def starts_clean(codec: str, extradata: bytes, packet: Packet) -> bool:
 def starts_clean_at(codec: str, extradata: bytes, payload: Any, at: int, end: int) -> bool:
     """As `starts_clean`, of a packet that lies at bytes `at` to `end`."""
     if codec == "h264" and len(extradata) > 6 and extradata[0] == 1:
-        return any(unit & 0x1F == 5 for unit in _unit_heads(payload, at, end, (extradata[4] & 3) + 1))
+        length_size = (extradata[4] & 3) + 1
+        while at + length_size < end:  # as `_unit_heads`, for the most frequent codec
+            head = at + length_size
+            if payload[head] & 0x1F == 5:
+                return True
+            at = head + int.from_bytes(payload[at:head], "big")
+        return False
     if codec == "hevc" and len(extradata) > 22 and extradata[0] == 1:
         heads = _unit_heads(payload, at, end, (extradata[21] & 3) + 1)
         return any((unit >> 1) & 0x3F in range(16, 21) for unit in heads)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from stack.dataset.model import Feature
-from stack.dataset.rows import column_array, column_names
-from stack.dataset.selection import Recipe, Selected, assemble, frame_tasks
+from stack.dataset.rows import column_array, column_names, hold_rows
+from stack.dataset.selection import Recipe, Selected, assemble, frame_tasks, needed_columns
 from stack.dataset.stats_stored import KeptCamera, NotKept, Raw, keep_or_why
 from stack.dataset.video import VideoInfo, probe
 from stack.errors import BadRequest, StackError
@@ -73,6 +74,8 @@ def scan_episode(job: ScanJob) -> Scan:
     derived: list[str] = []
     tasks: tuple[str, ...] = ()
     clock = None
+    with suppress(StackError):  # each reader below tells of its own column
+        hold_rows(job.selected.episode.rows, needed_columns(job.recipe))
     try:
         tasks = tuple(dict.fromkeys(frame_tasks(job.selected.episode, job.recipe)))
     except StackError as error:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from stack.dataset.arrow import numbers_of
 from stack.dataset.missing import note_missing_columns
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_files import files_below, fill_template, note_left_overs
@@ -121,7 +122,7 @@ def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict
             count = parquet.metadata.num_rows
             keyed = "episode_index" in parquet.schema_arrow.names
             if keyed:
-                table_read = parquet.read(columns=["episode_index"])
+                table_read = parquet.read(columns=["episode_index"], use_threads=False)
                 # A file may hold a column twice; pyarrow takes `episode_index.x` for it, too.
                 column = table_read.column(table_read.column_names.index("episode_index"))
         numbers = _flat(column, file) if keyed else _numbers_by_position(table, position, count)
@@ -141,7 +142,9 @@ def _flat(column: pa.ChunkedArray, file: Path) -> NDArray[Any]:
             f"episode_index is stored as {column.type}, not one number a row",
             where=str(file),
         )
-    return np.asarray(column.to_numpy())
+    if not len(column):
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([numbers_of(chunk) for chunk in column.chunks])
 
 
 def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, count: int) -> NDArray[Any]:

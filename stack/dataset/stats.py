@@ -52,6 +52,16 @@ class Stats:
         return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
 
 
+def side_by_side(parts: Sequence[Stats]) -> Stats:
+    """One entry from those of neighbouring channels, each (D_n,), over the same rows."""
+    if len(parts) == 1:
+        return parts[0]
+    own = [f.name for f in fields(Stats) if f.name != "count"]
+    return Stats(
+        count=parts[0].count, **{name: np.concatenate([getattr(p, name) for p in parts]) for name in own}
+    )
+
+
 def vector_stats(values: NDArray[Any], *, where: str = "") -> Stats:
     """Statistics over rows, exact in float64 also where the mean is far from zero.
 

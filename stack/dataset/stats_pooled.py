@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
-from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite
+from stack.dataset.model import Feature
+from stack.dataset.pool import Pool
+from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 
 HELD_BYTES_MAX = 256 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
+CHANNELS_A_JOB = 64
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 
@@ -44,6 +48,30 @@ def pooled_stats(job: PooledJob) -> Stats:
             yield block if job.channels is None else block[:, slice(*job.channels)]
 
     return block_stats(blocks, where=job.feature)
+
+
+def pooled_features(
+    root: Path, paths: tuple[str, ...], names: Sequence[str], features: Mapping[str, Feature], pool: Pool
+) -> dict[str, Stats]:
+    """`pooled_stats` of several features at once; wide ones are shared out among the workers.
+
+    Args:
+        names: which; those that `features` does not have are one wide.
+
+    Raises:
+        BadRequest: as `pooled_stats`.
+    """
+    jobs: list[PooledJob] = []
+    for name in names:
+        width = int(np.prod(features[name].shape)) if name in features else 1
+        parts = -(-width // CHANNELS_A_JOB)
+        bounds = [width * n // parts for n in range(parts + 1)]
+        spans: list[tuple[int, int] | None] = [*pairwise(bounds)] if parts > 1 else [None]
+        jobs += [PooledJob(root, paths, name, span) for span in spans]
+    found: dict[str, list[Stats]] = {}
+    for job, stats in zip(jobs, pool.map(pooled_stats, jobs), strict=True):
+        found.setdefault(job.feature, []).append(stats)
+    return {name: side_by_side(parts) for name, parts in found.items()}
 
 
 def block_stats(blocks: Blocks, *, where: str = "", held_bytes_max: int = HELD_BYTES_MAX) -> Stats:

@@ -44,6 +44,8 @@ __all__ = [
     "why_not_together",
 ]
 
+PACKETS_AT_ONCE = 128  # hashed with one call
+
 
 @dataclass(frozen=True)
 class EncodedFrames:
@@ -287,9 +289,13 @@ def clip_digest(clip: ClipRef) -> str:
     digest = hashlib.sha256(f"{info.codec} {info.width}x{info.height} {info.pix_fmt}\n".encode())
     with PacketReader() as packets:
         digest.update(_used_extradata(segment, packets))
+        parts: list[bytes] = []
         for frame, _, packet in packets.read(segment):
-            digest.update(b"\n%d %d\n" % (frame - clip.start, len(packet)))
-            digest.update(packet)
+            parts += (b"\n%d %d\n" % (frame - clip.start, len(packet)), packet)
+            if len(parts) >= PACKETS_AT_ONCE:
+                digest.update(b"".join(parts))
+                parts.clear()
+        digest.update(b"".join(parts))
     return digest.hexdigest()
 
 

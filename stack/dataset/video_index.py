@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from av.container import InputContainer
@@ -25,7 +26,9 @@ from stack.dataset.video_open import check_file, demux, open_video, truncated
 from stack.dataset.video_tables import Tables, read_tables
 from stack.errors import BadRequest
 
-INDEX_CACHE_FILES = 64
+KNOWN_LOOKS_MAX = 64
+HELD_PACKETS = 250_000  # about 40 MB
+Stamp: TypeAlias = tuple[int, int, int, int]  # device, inode, size, time of the last change
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class VideoIndex:
     packets: PacketTable
     entry: bytes | None = None
     size: bytes | None = None
-    stamp: tuple[int, int, int] | None = None
+    stamp: Stamp | None = None
 
     @cached_property
     def coded(self) -> tuple[CodedFrame, ...]:
@@ -139,7 +142,15 @@ def probe(file: Path) -> VideoInfo:
 
 def index_video(file: Path) -> VideoIndex:
     """Like `probe`, with every packet. Answers are kept for the last few files while these do not change."""
-    return _index_unchanged(file, _stamp(file))
+    stamp = _stamp(file)
+    held = _HELD.take(stamp)
+    if held is None:
+        check_file(file)
+        held = replace(_index_from_tables(file) or index_by_demuxing(file), stamp=stamp)
+    if held.info.file != file:  # another name of the same file
+        held = replace(held, info=replace(held.info, file=file))
+    _HELD.put(stamp, held)
+    return held
 
 
 def is_unchanged(index: VideoIndex) -> bool:
@@ -147,18 +158,37 @@ def is_unchanged(index: VideoIndex) -> bool:
     return _stamp(index.info.file) == index.stamp
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+def _stamp(file: Path) -> Stamp | None:
     try:
         stat = file.stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-@lru_cache(maxsize=INDEX_CACHE_FILES)
-def _index_unchanged(file: Path, stamp: tuple[int, int, int] | None) -> VideoIndex:
-    check_file(file)
-    return replace(_index_from_tables(file) or index_by_demuxing(file), stamp=stamp)
+class _Held:
+    """The indexes that were used last, by file, whatever its names; `HELD_PACKETS` bounds them all."""
+
+    def __init__(self) -> None:
+        self._by_stamp: OrderedDict[Stamp, VideoIndex] = OrderedDict()
+        self._packets = 0
+
+    def take(self, stamp: Stamp | None) -> VideoIndex | None:
+        index = self._by_stamp.pop(stamp, None) if stamp is not None else None
+        self._packets -= len(index.packets) if index is not None else 0
+        return index
+
+    def put(self, stamp: Stamp | None, index: VideoIndex) -> None:
+        if stamp is None:
+            return
+        self.take(stamp)
+        self._by_stamp[stamp] = index
+        self._packets += len(index.packets)
+        while self._packets > HELD_PACKETS and len(self._by_stamp) > 1:
+            self._packets -= len(self._by_stamp.popitem(last=False)[1].packets)
+
+
+_HELD = _Held()
 
 
 def _index_from_tables(file: Path) -> VideoIndex | None:
@@ -223,7 +253,7 @@ def _open_for_looks(file: Path, entry: bytes) -> _Looks:
     with open_video(file) as (_, stream):
         context = stream.codec_context
         looks = _Looks(context.width, context.height, context.pix_fmt)
-    if len(_KNOWN_LOOKS) >= INDEX_CACHE_FILES:
+    if len(_KNOWN_LOOKS) >= KNOWN_LOOKS_MAX:
         _KNOWN_LOOKS.clear()
     _KNOWN_LOOKS[entry] = looks
     return looks

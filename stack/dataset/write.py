@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
-from stack.dataset.stats import Stats
-from stack.dataset.stats_pooled import PooledJob, pooled_stats
+from stack.dataset.stats_pooled import pooled_features
 from stack.dataset.stats_stored import Evidence, pool_cameras
 from stack.dataset.video import VideoInfo
 from stack.dataset.write_check import check_written
@@ -23,7 +22,7 @@ from stack.dataset.write_files import (
 )
 from stack.dataset.write_meta import write_episodes, write_info, write_stats, write_tasks
 from stack.dataset.write_plan import FilePlan, Videos, plan_files
-from stack.dataset.write_resume import RECORDS, Workshop, clear_records
+from stack.dataset.write_resume import RECORDS, Work, Workshop, clear_records
 from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
 from stack.dataset.write_work import Works, plan_works
 from stack.errors import BadRequest, NotAble, StackError, WorkFailed
@@ -160,9 +159,12 @@ def _fill(
 ) -> tuple[WrittenFile, ...]:
     log(f"writing {len(works.data)} data files and {len(works.videos)} video files")
     shop = Workshop(root, pool, [*works.data, *works.videos, *works.samples], log)
-    data = shop.run("data files", "frames", works.data)
-    movies = shop.run("video files", "frames", works.videos)
-    sampled = shop.run("clips sampled for camera statistics", "frames", works.samples)
+    groups: dict[str, Sequence[Work[Any]]] = {
+        "data files": works.data,
+        "video files": works.videos,
+        "clips sampled for camera statistics": works.samples,
+    }
+    data, movies, sampled = shop.run("frames", groups)
     samples: dict[tuple[str, int], Evidence] = dict(zip(works.sampled, sampled, strict=True))
     for selected in selection.episodes:
         samples.update({(camera, selected.episode.index): kept for camera, kept in selected.kept.items()})
@@ -192,8 +194,7 @@ def _write_meta(
     write_episodes(root, selection, plan, episodes)
     names = [n for n, f in selection.vectors.items() if f.dtype != "string"] + list(INDEX_DTYPES)
     paths = tuple(entry.path for entry in plan.data)
-    jobs = [PooledJob(root, paths, name) for name in names]
-    pooled: dict[str, Stats] = dict(zip(names, pool.map(pooled_stats, jobs), strict=True))
+    pooled = pooled_features(root, paths, names, selection.vectors, pool)
     for name, feature in selection.vectors.items():
         if len(feature.shape) > 1:
             pooled[name] = pooled[name].reshaped(feature.shape)

@@ -58,13 +58,21 @@ class Pool:
             done += 1
         yield from self._map_over_processes(work, items[done:])
 
+    def begin(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """As `map`; where other processes are at work already, they begin at once."""
+        if self._executor is None:
+            return self.map(work, items)
+        return self._results(self._submit(work, items))
+
     def _map_over_processes(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         if self._executor is None and items:
             forks = can_fork()
             context = multiprocessing.get_context("fork" if forks else "spawn")
             begin = _begin_forked if forks else _end_with_parent
             self._executor = ProcessPoolExecutor(self._jobs, mp_context=context, initializer=begin)
-        futures = self._submit(work, items)
+        yield from self._results(self._submit(work, items))
+
+    def _results(self, futures: list[Future[Result]]) -> Iterator[Result]:
         try:
             for future in futures:
                 yield future.result()

@@ -14,14 +14,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
-from stack.dataset.model import Feature
 from stack.dataset.pool import Pool
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 
 HELD_BYTES_MAX = 256 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
-CHANNELS_A_JOB = 64
+VALUES_A_JOB = 20_000_000  # reading a feature once more for another part of it must be worth it
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 
@@ -51,27 +50,32 @@ def pooled_stats(job: PooledJob) -> Stats:
 
 
 def pooled_features(
-    root: Path, paths: tuple[str, ...], names: Sequence[str], features: Mapping[str, Feature], pool: Pool
-) -> dict[str, Stats]:
-    """`pooled_stats` of several features at once; wide ones are shared out among the workers.
+    root: Path, paths: tuple[str, ...], widths: Mapping[str, int], rows: int, pool: Pool
+) -> Callable[[], dict[str, Stats]]:
+    """Begin `pooled_stats` of several features at once; large ones are shared out among the workers.
 
     Args:
-        names: which; those that `features` does not have are one wide.
+        widths: feature -> how many channels it has.
+        rows: how many rows the files have.
 
-    Raises:
-        BadRequest: as `pooled_stats`.
+    Returns:
+        A function that waits for the statistics; it raises `BadRequest` as `pooled_stats`.
     """
     jobs: list[PooledJob] = []
-    for name in names:
-        width = int(np.prod(features[name].shape)) if name in features else 1
-        parts = -(-width // CHANNELS_A_JOB)
+    for name, width in widths.items():
+        parts = min(width, -(-width * rows // VALUES_A_JOB))
         bounds = [width * n // parts for n in range(parts + 1)]
         spans: list[tuple[int, int] | None] = [*pairwise(bounds)] if parts > 1 else [None]
         jobs += [PooledJob(root, paths, name, span) for span in spans]
-    found: dict[str, list[Stats]] = {}
-    for job, stats in zip(jobs, pool.map(pooled_stats, jobs), strict=True):
-        found.setdefault(job.feature, []).append(stats)
-    return {name: side_by_side(parts) for name, parts in found.items()}
+    begun = pool.begin(pooled_stats, jobs)
+
+    def finish() -> dict[str, Stats]:
+        found: dict[str, list[Stats]] = {}
+        for job, stats in zip(jobs, begun, strict=True):
+            found.setdefault(job.feature, []).append(stats)
+        return {name: side_by_side(parts) for name, parts in found.items()}
+
+    return finish
 
 
 def block_stats(blocks: Blocks, *, where: str = "", held_bytes_max: int = HELD_BYTES_MAX) -> Stats:

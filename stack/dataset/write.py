@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
+from stack.dataset.stats import Stats
 from stack.dataset.stats_pooled import pooled_features
 from stack.dataset.stats_stored import Evidence, pool_cameras
 from stack.dataset.video import VideoInfo
@@ -40,6 +42,7 @@ class Written:
     files: tuple[WrittenFile, ...]
 
 
+Pooled: TypeAlias = Callable[[], dict[str, Stats]]
 Samples: TypeAlias = Mapping[tuple[str, int], Evidence]  # by camera and episode index
 
 
@@ -47,8 +50,9 @@ Samples: TypeAlias = Mapping[tuple[str, int], Evidence]  # by camera and episode
 class Version:
     """What differs between versions once rows and videos are there: the meta folder, and its check."""
 
-    write_meta: Callable[[Path, Selection, FilePlan, list[DataDone], list[VideoDone], Samples, Pool], None]
+    write_meta: Callable[[Path, Selection, FilePlan, list[DataDone], list[VideoDone], Samples, Pooled], None]
     check: Callable[[Path, Selection, FilePlan, Pool], None]
+    is_pooled: bool  # whether the meta folder holds statistics over all rows
 
 
 def write_v30(
@@ -164,14 +168,26 @@ def _fill(
         "video files": works.videos,
         "clips sampled for camera statistics": works.samples,
     }
-    data, movies, sampled = shop.run("frames", groups)
+    finished = shop.run("frames", groups)
+    data = next(finished)
+    pooled = _begin_pooled(root, selection, plan, pool) if version.is_pooled else dict
+    movies, sampled = finished
     samples: dict[tuple[str, int], Evidence] = dict(zip(works.sampled, sampled, strict=True))
     for selected in selection.episodes:
         samples.update({(camera, selected.episode.index): kept for camera, kept in selected.kept.items()})
-    version.write_meta(root, selection, plan, data, movies, samples, pool)
+    version.write_meta(root, selection, plan, data, movies, samples, pooled)
     log("checking what was written")
     version.check(root, selection, plan, pool)
     return _all_files(root, [d.file for d in data] + [m.file for m in movies])
+
+
+def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:
+    """Statistics over all rows as they were written, while videos still are."""
+    vectors = {name: f for name, f in selection.vectors.items() if f.dtype != "string"}
+    widths = {name: prod(feature.shape) for name, feature in vectors.items()}
+    widths |= dict.fromkeys(INDEX_DTYPES, 1)
+    paths = tuple(entry.path for entry in plan.data)
+    return pooled_features(root, paths, widths, selection.frames, pool)
 
 
 def _write_meta(
@@ -181,7 +197,7 @@ def _write_meta(
     data: list[DataDone],
     movies: list[VideoDone],
     samples: Samples,
-    pool: Pool,
+    finish_pooled: Pooled,
 ) -> None:
     infos: dict[str, VideoInfo] = {}
     for entry, movie in zip(plan.videos, movies, strict=True):
@@ -192,9 +208,7 @@ def _write_meta(
     for (camera, index), sample in samples.items():
         episodes[index][camera] = sample.stats()
     write_episodes(root, selection, plan, episodes)
-    names = [n for n, f in selection.vectors.items() if f.dtype != "string"] + list(INDEX_DTYPES)
-    paths = tuple(entry.path for entry in plan.data)
-    pooled = pooled_features(root, paths, names, selection.vectors, pool)
+    pooled = finish_pooled()
     for name, feature in selection.vectors.items():
         if len(feature.shape) > 1:
             pooled[name] = pooled[name].reshaped(feature.shape)
@@ -204,7 +218,7 @@ def _write_meta(
     write_stats(root, pooled)
 
 
-V30 = Version(_write_meta, check_written)
+V30 = Version(_write_meta, check_written, is_pooled=True)
 
 
 def _all_files(root: Path, hashed: list[WrittenFile]) -> tuple[WrittenFile, ...]:

@@ -209,8 +209,14 @@ def _lines(file: Path, entries: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
-def rows_only(folder: Path, rows: int, widths: dict[str, int], *, group: int = 449) -> Path:
-    """A parquet of float vectors, one row group an episode, as the writer packs them."""
+def rows_only(
+    folder: Path, rows: int, widths: dict[str, int], *, group: int = 449, steps: int | None = None
+) -> Path:
+    """A parquet of float vectors, one row group an episode, as the writer packs them.
+
+    Args:
+        steps: each value stays for so many rows, and few are different, so that the file is small.
+    """
     file = folder / f"rows-{rows}-{'-'.join(map(str, widths.values()))}.parquet"
     if file.is_file():
         return file
@@ -218,13 +224,17 @@ def rows_only(folder: Path, rows: int, widths: dict[str, int], *, group: int = 4
     rng = np.random.default_rng(0)
     schema = pa.schema([(name, pa.list_(pa.float32(), width)) for name, width in widths.items()])
     partial = file.with_suffix(".partial")
-    with pq.ParquetWriter(partial, schema, use_dictionary=False) as writer:
+    with pq.ParquetWriter(partial, schema, use_dictionary=steps is not None) as writer:
         for start in range(0, rows, group):
             count = min(group, rows - start)
             arrays = []
             for field in schema:
                 width = field.type.list_size
-                values = rng.normal(0, 1, width) + rng.normal(0, 0.01, (count, width)).cumsum(axis=0)
+                if steps is None:
+                    values = rng.normal(0, 1, width) + rng.normal(0, 0.01, (count, width)).cumsum(axis=0)
+                else:
+                    few = np.rint(rng.normal(0, 300, (-(-count // steps), width))) / 256
+                    values = few.repeat(steps, axis=0)[:count]
                 flat = pa.array(values.astype(np.float32).reshape(-1))
                 arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=count)

@@ -20,7 +20,9 @@ from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, qu
 
 HELD_BYTES_MAX = 256 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
-VALUES_A_JOB = 20_000_000  # reading a feature once more for another part of it must be worth it
+# Another part of a feature means reading all of it once more.
+VALUES_A_JOB = 20_000_000
+PARTS_MAX = 4
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 
@@ -63,7 +65,7 @@ def pooled_features(
     """
     jobs: list[PooledJob] = []
     for name, width in widths.items():
-        parts = min(width, -(-width * rows // VALUES_A_JOB))
+        parts = min(width, PARTS_MAX, -(-width * rows // VALUES_A_JOB))
         bounds = [width * n // parts for n in range(parts + 1)]
         spans: list[tuple[int, int] | None] = [*pairwise(bounds)] if parts > 1 else [None]
         jobs += [PooledJob(root, paths, name, span) for span in spans]

@@ -131,7 +131,10 @@ def keep_or_why(raw: Raw | None, clip: ClipRef) -> KeptCamera | NotKept:
         return NotKept("contradicted", f"no picture can be held against them: {error.what}")
     if reason := _contradiction(sound, pictures):
         return NotKept("contradicted", reason)
-    seen = CameraSample(np.sum(pictures, axis=0, dtype=np.int64), len(pictures))
+    counts: NDArray[Any] = np.stack(pictures).sum(axis=0)
+    if counts.max() < 1 << 31:
+        counts = counts.astype(np.int32)  # there may be one for each of thousands of clips
+    seen = CameraSample(counts, len(pictures))
     stored = {name: _vector(raw[name]) for name in QUANTILES if name in raw}
     quantiles = {name: value for name, value in stored.items() if value is not None}
     return KeptCamera(sound, len(sampled_frames(clip.count)), _sound_quantiles(sound, quantiles), seen)

@@ -44,7 +44,7 @@ class VideoInfo:
         key_frames: presentation numbers of the frames at which decoding can start with nothing before.
         has_b_frames: decode order and presentation order differ.
         duration_s: frames / fps.
-        pts: presentation time of each frame, in ticks of `time_base`, ascending.
+        pts: presentation time of each frame, in ticks of `time_base`, ascending; a range where they are even.
         extradata: the codec's global header (parameter sets).
     """
 
@@ -60,7 +60,7 @@ class VideoInfo:
     has_b_frames: bool
     has_audio: bool
     duration_s: float
-    pts: tuple[int, ...] = field(repr=False)
+    pts: tuple[int, ...] | range = field(repr=False)
     extradata: bytes = field(repr=False)
 
 
@@ -230,7 +230,7 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
         has_b_frames=bool((frames != np.arange(len(frames))).any()),
         has_audio=tables.has_audio,
         duration_s=float(len(pts) / fps) if fps else 0.0,
-        pts=tuple(pts),
+        pts=_evenly(pts),
         extradata=tables.extradata,
     )
     packets = PacketTable(frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets)
@@ -321,10 +321,17 @@ def _assemble(
         has_b_frames=bool((table.frames != np.arange(len(table))).any()),
         has_audio=bool(container.streams.audio),
         duration_s=float(len(pts) / fps) if fps else 0.0,
-        pts=tuple(pts),
+        pts=_evenly(pts),
         extradata=extradata,
     )
     return VideoIndex(info, table)
+
+
+def _evenly(pts: list[int]) -> tuple[int, ...] | range:
+    """A range says the same in no space: there may be thousands of files."""
+    step = pts[1] - pts[0] if len(pts) > 1 else 1
+    even = range(pts[0], pts[0] + step * len(pts), step)
+    return even if len(even) == len(pts) and all(map(int.__eq__, even, pts)) else tuple(pts)
 
 
 def _rate(claimed: Fraction | None, time_base: Fraction, pts: list[int]) -> Fraction:

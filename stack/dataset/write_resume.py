@@ -203,7 +203,7 @@ class _Plain(pickle.Unpickler):
         if (
             (module.startswith("stack.dataset.") and is_dataclass(found))
             or (module.split(".")[0] == "numpy" and name in numpy_names)
-            or (module, name) == ("fractions", "Fraction")
+            or (module, name) in (("fractions", "Fraction"), ("builtins", "range"))
             or (module.split(".")[0] == "pathlib" and name in ("Path", "PosixPath"))
         ):
             return found

@@ -223,7 +223,7 @@ def _read_groups(
 # Other writers put all episodes of a file into one row group: without this, every episode would read the
 # whole file again. Columns that were read before are not read twice.
 _HELD: OrderedDict[tuple[Path, tuple[int, int], tuple[int, ...]], pa.Table] = OrderedDict()
-HELD_TABLES = 4
+HELD_TABLES = 2
 
 
 def _read_whole_groups(

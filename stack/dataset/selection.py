@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -158,9 +158,9 @@ def written_feature(feature: Feature) -> Feature:
     )
 
 
-def needed_columns(recipe: Recipe) -> list[str]:
-    """Source columns that the output rows of an episode are made of, and those that tell of its frames."""
-    taken = [take.feature.name for group in recipe.columns.values() for take in group]
+def needed_columns(recipe: Recipe, features: Iterable[str]) -> list[str]:
+    """Source columns that these output features are made of, and those that tell of an episode's frames."""
+    taken = [take.feature.name for name in features for take in recipe.columns[name]]
     return list(dict.fromkeys((*taken, *INDEX_FEATURES)))
 
 

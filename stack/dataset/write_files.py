@@ -124,7 +124,7 @@ def _repeating(schema: pa.Schema) -> list[str]:
 def _episode_columns(selected: Selected, job: DataJob, first: int) -> dict[str, Column]:
     recipe = job.recipes[selected.recipe]
     length = selected.episode.length
-    hold_rows(selected.episode.rows, needed_columns(recipe))
+    hold_rows(selected.episode.rows, needed_columns(recipe, job.features))
     columns = assemble(selected, recipe, job.features)
     numbers = {text: number for number, text in enumerate(job.tasks)}
     texts = frame_tasks(selected.episode, recipe)

@@ -75,7 +75,7 @@ def scan_episode(job: ScanJob) -> Scan:
     tasks: tuple[str, ...] = ()
     clock = None
     with suppress(StackError):  # each reader below tells of its own column
-        hold_rows(job.selected.episode.rows, needed_columns(job.recipe))
+        hold_rows(job.selected.episode.rows, needed_columns(job.recipe, job.features))
     try:
         tasks = tuple(dict.fromkeys(frame_tasks(job.selected.episode, job.recipe)))
     except StackError as error:

@@ -124,12 +124,16 @@ def keep_or_why(raw: Raw | None, clip: ClipRef) -> KeptCamera | NotKept:
     sound = _sound(raw, clip.count)
     if isinstance(sound, str):
         return NotKept("unsound", sound)
+    pictures: list[NDArray[np.int64]] = []
     try:
-        numbers = glance_frames(clip)
-        pictures = [_levels(picture) for picture in glance(clip, numbers)]
+        for numbers in glance_frames(clip):
+            pictures += [_levels(picture) for picture in glance(clip, numbers)]
+            reason = _contradiction(sound, pictures)
+            if reason is None:
+                break
     except StackError as error:
         return NotKept("contradicted", f"no picture can be held against them: {error.what}")
-    if reason := _contradiction(sound, pictures):
+    if reason is not None:
         return NotKept("contradicted", reason)
     counts: NDArray[Any] = np.stack(pictures).sum(axis=0)
     if counts.max() < 1 << 31:

@@ -16,16 +16,22 @@ from stack.dataset.stats import thinning
 from stack.dataset.video_decode import decode
 from stack.dataset.video_index import VideoIndex, index_video
 
-PICTURES = 2
+MORE_PICTURES = 3
 DECODERS = {"h264": "h264", "hevc": "hevc"}  # AV1's decoder keeps pictures back; it goes the common way
 
 
-def glance_frames(clip: ClipRef) -> list[int]:
-    """Up to `PICTURES` key frames of a clip, evenly spread, as numbers of its file; else its first frame."""
+def glance_frames(clip: ClipRef) -> tuple[list[int], list[int]]:
+    """The picture to look at first, and more where it leaves a doubt, as numbers of the clip's file.
+
+    The first is the middle one of the clip's key frames, or its first frame where it has none. The others are
+    evenly spread key frames, both ends among them.
+    """
     keys = [k for k in index_video(clip.file).info.key_frames if clip.start <= k < clip.start + clip.count]
-    if len(keys) <= PICTURES:
-        return keys or [clip.start]
-    return [keys[int((n + 0.5) * len(keys) / PICTURES)] for n in range(PICTURES)]
+    if not keys:
+        return [clip.start], []
+    first = keys[len(keys) // 2]
+    places = np.linspace(0, len(keys) - 1, min(MORE_PICTURES, len(keys)))
+    return [first], sorted({keys[round(float(place))] for place in places} - {first})
 
 
 def glance(clip: ClipRef, numbers: Sequence[int]) -> Iterator[NDArray[np.uint8]]:

@@ -21,7 +21,7 @@ from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, qu
 HELD_BYTES_MAX = 256 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
 # Another part of a feature means reading all of it once more.
-VALUES_A_JOB = 20_000_000
+VALUES_A_JOB = 25_000_000
 PARTS_MAX = 4
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
@@ -46,7 +46,8 @@ def pooled_stats(job: PooledJob) -> Stats:
 
     def blocks() -> Iterator[NDArray[Any]]:
         for block in written_blocks(job.root, job.paths, job.feature):
-            yield block if job.channels is None else block[:, slice(*job.channels)]
+            # A copy: a part would hold all of the block.
+            yield block if job.channels is None else block[:, slice(*job.channels)].copy()
 
     return block_stats(blocks, where=job.feature)
 

@@ -16,14 +16,8 @@ from stack.dataset.video_boxes import BRANDS, Run, write_runs
 from stack.dataset.video_decode import decode
 from stack.dataset.video_encode import Splicer, check_close, encode_file, pictures_of, same_again
 from stack.dataset.video_h264 import parse_sets, used_pps
-from stack.dataset.video_index import (
-    VideoIndex,
-    VideoInfo,
-    describe_extradata,
-    index_video,
-    is_unchanged,
-    probe,
-)
+from stack.dataset.video_index import describe_extradata, index_video, is_unchanged, probe
+from stack.dataset.video_model import VideoIndex, VideoInfo
 from stack.dataset.video_mux import exact_rate, ticks_of, whole_file, why_badly_timed
 from stack.dataset.video_open import open_video
 from stack.dataset.video_packets import PacketReader, Part, changed

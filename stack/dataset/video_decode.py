@@ -13,7 +13,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from stack.dataset.video_index import VideoIndex, index_video
+from stack.dataset.video_index import index_video
+from stack.dataset.video_model import VideoIndex
 from stack.dataset.video_open import demux, open_video
 from stack.errors import BadRequest
 

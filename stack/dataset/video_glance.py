@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from stack.dataset.model import ClipRef
 from stack.dataset.stats import thinning
 from stack.dataset.video_decode import decode
-from stack.dataset.video_index import VideoIndex, index_video
+from stack.dataset.video_index import index_video
+from stack.dataset.video_model import VideoIndex
 
 MORE_PICTURES = 3
 DECODERS = {"h264": "h264", "hevc": "hevc"}  # AV1's decoder keeps pictures back; it goes the common way

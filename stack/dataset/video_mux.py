@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stack.dataset.video_index import VideoIndex
+from stack.dataset.video_model import VideoIndex
 from stack.errors import BadRequest
 
 TICKS_PER_S_MIN = 10_000  # below this the MP4 muxer would choose a time base of its own

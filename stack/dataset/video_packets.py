@@ -11,7 +11,8 @@ import numpy as np
 from av.packet import Packet
 from numpy.typing import NDArray
 
-from stack.dataset.video_index import VideoIndex, is_unchanged
+from stack.dataset.video_index import is_unchanged
+from stack.dataset.video_model import VideoIndex
 from stack.dataset.video_open import demux, open_video
 from stack.dataset.video_segments import Segment
 from stack.errors import WorkFailed

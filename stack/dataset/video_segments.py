@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from stack.dataset.model import ClipRef
 from stack.dataset.video_h264 import parse_sets
-from stack.dataset.video_index import CodedFrame, VideoIndex, VideoInfo, index_video
+from stack.dataset.video_index import index_video
+from stack.dataset.video_model import CodedFrame, VideoIndex, VideoInfo
 from stack.errors import BadRequest
 
 

@@ -34,8 +34,8 @@ lint: setup ## format check, lint, types
 	@$(VENV)/bin/python -m ruff check stack tests scripts
 	@$(VENV)/bin/python -m mypy
 
-bench: setup ## time and memory against floors and lerobot's tools, into docs/bench.md (ARGS="--only join")
-	@$(VENV)/bin/python -m bench --scratch $(WORK)/bench --write docs/bench.md $(ARGS)
+bench: setup ## time and memory against floors and lerobot's tools, into docs/bench.md and README.md (ARGS="--only join")
+	@$(VENV)/bin/python -m bench --scratch $(WORK)/bench --write docs/bench.md --readme README.md $(ARGS)
 
 locks: setup ## rewrite manifests/locks from pyproject.toml and manifests/wheels.yaml (needs an index)
 	@$(VENV)/bin/stack locks make $(ARGS)

@@ -12,7 +12,7 @@ from bench.audit_peers import INTRODUCTION, Comparison, peers_folder, plants
 from bench.table import Line, machine
 
 if TYPE_CHECKING:
-    from bench.__main__ import Bench
+    from bench.cases import Bench
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_peers.md"
 BAR_S, BAR_MIB = 60.0, 1024.0

@@ -70,6 +70,13 @@ def _direct_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--videos", type=click.Choice(["join", "link"]), default="join", help="Copy, or hard-link."
         ),
+        click.option(
+            "--camera-statistics",
+            type=click.Choice(["stored", "sampled"]),
+            default="stored",
+            show_default=True,
+            help="Keep those of SRC that decoded pictures agree with, or sample all clips.",
+        ),
     ):
         command = option(command)
     return command
@@ -94,6 +101,7 @@ def _write_directly(
         drop_episodes=drop_episodes,
         decide=options["decide"],
         robot_type=robot_type,
+        camera_statistics=options["camera_statistics"],
     )
     if options["dry_run"]:
         click.echo(preview(loaded, videos=options["videos"], jobs=options["jobs"]))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,21 @@ def array_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, type=kind)
     plain = np.ascontiguousarray(values, dtype=_dtype(kind))
     return pa.Array.from_buffers(kind, len(plain), [None, pa.py_buffer(plain)])
+
+
+def values_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Python numbers, texts, or lists of them to any depth, none of them None, as an array of a type."""
+    if pa.types.is_list(kind):
+        lengths = np.array([len(value) for value in values], dtype=np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        inner = values_of([item for value in values for item in value], kind.value_type)
+        return pa.ListArray.from_arrays(array_of(offsets, pa.int32()), inner, type=kind)
+    if pa.types.is_string(kind):
+        texts = [value.encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+        buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]
+        return pa.Array.from_buffers(kind, len(texts), buffers)
+    return array_of(np.array(values, dtype=_dtype(kind)), kind)
 
 
 def _dtype(kind: pa.DataType) -> np.dtype[Any]:

@@ -255,14 +255,21 @@ def open_parquet(file: Path) -> pq.ParquetFile:
         ) from error
 
 
-def read_table(file: Path) -> pa.Table:
-    """A whole small parquet file; a column that occurs twice is kept once, the first."""
+def read_table(file: Path, *, leave_out: str | None = None) -> pa.Table:
+    """A whole small parquet file; a column that occurs twice is kept once, the first.
+
+    Args:
+        leave_out: columns whose name begins so are not read.
+    """
     with open_parquet(file) as parquet:
+        names = parquet.schema_arrow.names
+        kept = [name for name in names if leave_out is None or not name.startswith(leave_out)]
         try:
-            table = parquet.read()
+            table = parquet.read(columns=kept if len(kept) < len(names) else None, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise BadRequest("dataset-file-damaged", f"cannot be read: {error}", where=str(file)) from error
     seen: dict[str, int] = {}
     for position, column in enumerate(table.column_names):
-        seen.setdefault(column, position)
+        if column in kept:  # pyarrow takes `action.raw` for a part of `action`, too
+            seen.setdefault(column, position)
     return table.select(list(seen.values()))

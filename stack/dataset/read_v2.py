@@ -12,11 +12,11 @@ from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_files import files_below, fill_template, note_left_overs
 from stack.dataset.read_meta import (
     Notes,
-    open_parquet,
     read_json_lines,
     task_texts,
     whole_number,
 )
+from stack.dataset.rows import row_count
 from stack.errors import BadRequest
 
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
@@ -47,8 +47,7 @@ def read_episodes_v2(
     episodes = []
     for index, file in sorted(files.items()):
         try:
-            with open_parquet(file) as parquet:
-                length = parquet.metadata.num_rows
+            length = row_count(file)
         except BadRequest:
             if index not in leave_out:
                 raise

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from stack.dataset.arrow import numbers_of
 from stack.dataset.missing import left_out, note_missing_columns
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_files import files_below, fill_template, note_left_overs
@@ -91,9 +92,7 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
     files = files_below(root / "meta" / "episodes", ".parquet")
     entries: list[dict[str, Any]] = []
     for file in files:
-        table = read_table(file)
-        kept = [name for name in table.column_names if not name.startswith("stats/")]
-        entries.extend(table.select(kept).to_pylist())
+        entries.extend(read_table(file, leave_out="stats/").to_pylist())
     if not files:
         lines = root / "meta" / "episodes.jsonl"
         if not lines.is_file():
@@ -149,7 +148,7 @@ def _episode_column(file: Path) -> tuple[int, pa.ChunkedArray | None]:
         count = int(parquet.metadata.num_rows)
         if "episode_index" not in parquet.schema_arrow.names:
             return count, None
-        table = parquet.read(columns=["episode_index"])
+        table = parquet.read(columns=["episode_index"], use_threads=False)
         # A file may hold a column twice; pyarrow takes `episode_index.x` for it, too.
         return count, table.column(table.column_names.index("episode_index"))
 
@@ -178,7 +177,9 @@ def _flat(column: pa.ChunkedArray, file: Path) -> NDArray[Any]:
             f"episode_index is stored as {column.type}, not one number a row",
             where=str(file),
         )
-    return np.asarray(column.to_numpy())
+    if not len(column):
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([numbers_of(chunk) for chunk in column.chunks])
 
 
 def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, count: int) -> NDArray[Any]:

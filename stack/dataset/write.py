@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
-from stack.dataset.stats import CameraSample, Stats, camera_stats
-from stack.dataset.stats_pooled import PooledJob, pooled_stats
+from stack.dataset.stats import Stats
+from stack.dataset.stats_pooled import pooled_features
+from stack.dataset.stats_stored import Evidence, pool_cameras
 from stack.dataset.video import VideoInfo
 from stack.dataset.write_check import check_written
 from stack.dataset.write_files import (
@@ -22,7 +24,7 @@ from stack.dataset.write_files import (
 )
 from stack.dataset.write_meta import write_episodes, write_info, write_stats, write_tasks
 from stack.dataset.write_plan import FilePlan, Videos, plan_files
-from stack.dataset.write_resume import RECORDS, Workshop, clear_records
+from stack.dataset.write_resume import RECORDS, Work, Workshop, clear_records
 from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
 from stack.dataset.write_work import Works, plan_works
 from stack.errors import BadRequest, NotAble, StackError, WorkFailed
@@ -40,15 +42,17 @@ class Written:
     files: tuple[WrittenFile, ...]
 
 
-Samples: TypeAlias = Mapping[tuple[str, int], CameraSample]
+Pooled: TypeAlias = Callable[[], dict[str, Stats]]
+Samples: TypeAlias = Mapping[tuple[str, int], Evidence]  # by camera and episode index
 
 
 @dataclass(frozen=True)
 class Version:
     """What differs between versions once rows and videos are there: the meta folder, and its check."""
 
-    write_meta: Callable[[Path, Selection, FilePlan, list[DataDone], list[VideoDone], Samples, Pool], None]
+    write_meta: Callable[[Path, Selection, FilePlan, list[DataDone], list[VideoDone], Samples, Pooled], None]
     check: Callable[[Path, Selection, FilePlan, Pool], None]
+    is_pooled: bool  # whether the meta folder holds statistics over all rows
 
 
 def write_v30(
@@ -159,14 +163,31 @@ def _fill(
 ) -> tuple[WrittenFile, ...]:
     log(f"writing {len(works.data)} data files and {len(works.videos)} video files")
     shop = Workshop(root, pool, [*works.data, *works.videos, *works.samples], log)
-    data = shop.run("data files", "frames", works.data)
-    movies = shop.run("video files", "frames", works.videos)
-    sampled = shop.run("clips sampled for camera statistics", "frames", works.samples)
-    samples = dict(zip(works.sampled, sampled, strict=True))
-    version.write_meta(root, selection, plan, data, movies, samples, pool)
+    groups: dict[str, Sequence[Work[Any]]] = {
+        "data files": works.data,
+        "video files": works.videos,
+        "clips sampled for camera statistics": works.samples,
+    }
+    finished = shop.run("frames", groups)
+    data = next(finished)
+    pooled = _begin_pooled(root, selection, plan, pool) if version.is_pooled else dict
+    movies, sampled = finished
+    samples: dict[tuple[str, int], Evidence] = dict(zip(works.sampled, sampled, strict=True))
+    for selected in selection.episodes:
+        samples.update({(camera, selected.episode.index): kept for camera, kept in selected.kept.items()})
+    version.write_meta(root, selection, plan, data, movies, samples, pooled)
     log("checking what was written")
     version.check(root, selection, plan, pool)
     return _all_files(root, [d.file for d in data] + [m.file for m in movies])
+
+
+def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:
+    """Statistics over all rows as they were written, while videos still are."""
+    vectors = {name: f for name, f in selection.vectors.items() if f.dtype != "string"}
+    widths = {name: prod(feature.shape) for name, feature in vectors.items()}
+    widths |= dict.fromkeys(INDEX_DTYPES, 1)
+    paths = tuple(entry.path for entry in plan.data)
+    return pooled_features(root, paths, widths, selection.frames, pool)
 
 
 def _write_meta(
@@ -176,7 +197,7 @@ def _write_meta(
     data: list[DataDone],
     movies: list[VideoDone],
     samples: Samples,
-    pool: Pool,
+    finish_pooled: Pooled,
 ) -> None:
     infos: dict[str, VideoInfo] = {}
     for entry, movie in zip(plan.videos, movies, strict=True):
@@ -187,20 +208,17 @@ def _write_meta(
     for (camera, index), sample in samples.items():
         episodes[index][camera] = sample.stats()
     write_episodes(root, selection, plan, episodes)
-    names = [n for n, f in selection.vectors.items() if f.dtype != "string"] + list(INDEX_DTYPES)
-    paths = tuple(entry.path for entry in plan.data)
-    jobs = [PooledJob(root, paths, name) for name in names]
-    pooled: dict[str, Stats] = dict(zip(names, pool.map(pooled_stats, jobs), strict=True))
+    pooled = finish_pooled()
     for name, feature in selection.vectors.items():
         if len(feature.shape) > 1:
             pooled[name] = pooled[name].reshaped(feature.shape)
     for camera in (*selection.cameras, *selection.pictures):
         taken = [sample for (name, _), sample in samples.items() if name == camera]
-        pooled[camera] = camera_stats([], samples=taken)
+        pooled[camera] = pool_cameras(taken)
     write_stats(root, pooled)
 
 
-V30 = Version(_write_meta, check_written)
+V30 = Version(_write_meta, check_written, is_pooled=True)
 
 
 def _all_files(root: Path, hashed: list[WrittenFile]) -> tuple[WrittenFile, ...]:

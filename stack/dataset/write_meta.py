@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stack.dataset.arrow import values_of
 from stack.dataset.model import Feature
 from stack.dataset.selection import Selected, Selection
 from stack.dataset.stats import Stats
@@ -136,7 +137,8 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
     )
     target = root / "meta" / "tasks.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table([list(range(len(tasks))), list(tasks)], schema=schema), target)
+    columns_written = [values_of(range(len(tasks)), pa.int64()), values_of(tasks, pa.string())]
+    pq.write_table(pa.Table.from_arrays(columns_written, schema=schema), target)
 
 
 def write_episodes(
@@ -169,7 +171,9 @@ def write_episodes(
             rows.append(row)
         target = root / EPISODES_PATH.format(chunk_index=chunk, file_index=file)
         target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows, schema=_episode_schema(rows[0])), target)
+        schema = _episode_schema(rows[0])
+        columns = [values_of([row[field.name] for row in rows], field.type) for field in schema]
+        pq.write_table(pa.Table.from_arrays(columns, schema=schema), target)
 
 
 def _place_columns(

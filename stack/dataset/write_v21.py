@@ -23,7 +23,7 @@ from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
 from stack.dataset.stats import Stats
 from stack.dataset.video import VideoInfo, probe
-from stack.dataset.write import Samples, Version, Written, write_planned
+from stack.dataset.write import Pooled, Samples, Version, Written, write_planned
 from stack.dataset.write_files import (
     PTS_TOLERANCE_S,
     DataDone,
@@ -142,7 +142,7 @@ def _write_meta(
     data: list[DataDone],
     movies: list[VideoDone],
     samples: Samples,
-    pool: Pool,
+    _: Pooled,
 ) -> None:
     infos: dict[str, VideoInfo] = {}
     for entry, movie in zip(plan.videos, movies, strict=True):
@@ -248,4 +248,4 @@ def _wrong(what: str, meant: object, got: object, where: str) -> WorkFailed:
     return WorkFailed("write-check-failed", f"{what}: {meant} was meant, {got} is there", where=where)
 
 
-V21 = Version(_write_meta, _check)
+V21 = Version(_write_meta, _check, is_pooled=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stack.dataset.model import ClipRef
@@ -50,7 +50,9 @@ def _data_works(selection: Selection, plan: FilePlan) -> list[Work[DataDone]]:
     works = []
     for entry in plan.data:
         recipes = _used(selection, entry.episodes)
-        job = DataJob(NOWHERE, entry, selection.columns, recipes, selection.tasks, selection.fps)
+        # What becomes of cameras' statistics is none of a data file's business.
+        bare = replace(entry, episodes=tuple(replace(s, kept={}) for s in entry.episodes))
+        job = DataJob(NOWHERE, bare, selection.columns, recipes, selection.tasks, selection.fps)
         frames = sum(selected.episode.length for selected in entry.episodes)
         works.append(Work(write_data_file, job, entry.path, frames, _label(entry.episodes)))
     return works
@@ -85,6 +87,8 @@ def _clip_works(selection: Selection) -> dict[tuple[str, int], Work[CameraSample
     works = {}
     for camera in selection.cameras:
         for selected in selection.episodes:
+            if camera in selected.kept:
+                continue
             clip: ClipRef = selected.episode.clips[camera]
             label = f"{camera}, {_label((selected,))}"
             works[camera, selected.episode.index] = Work(sample_camera, clip, None, clip.count, label)

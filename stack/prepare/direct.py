@@ -29,6 +29,7 @@ def request(
     drop_episodes: str | None = None,
     decide: Sequence[str] = (),
     robot_type: str | None = None,
+    camera_statistics: str = "stored",
 ) -> Loaded[DatasetManifest]:
     """The manifest that `stack convert`, `merge` and `drop` stand for.
 
@@ -37,6 +38,7 @@ def request(
         drop_episodes: such as `3,7-9`, of the one source.
         decide: answers such as `timestamps=restamp`, which hold for every source.
         robot_type: settles sources that disagree.
+        camera_statistics: `stored` or `sampled`.
 
     Raises:
         BadRequest: a source that is no dataset, or an option that is not understood.
@@ -56,6 +58,7 @@ def request(
         "version": version,
         "sources": entries,
         "robot_type": robot_type,
+        "camera_statistics": camera_statistics,
     }
     try:
         manifest = DatasetManifest.model_validate(document)

@@ -13,6 +13,7 @@ from stack.dataset.model import INDEX_FEATURES, Dataset
 from stack.dataset.pool import Jobs, open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Recipe, Selected, Selection, Take
+from stack.dataset.stats_stored import KeptCamera, Raw, stored_camera_stats
 from stack.errors import BadRequest, Exit, StackError
 from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Source
@@ -69,7 +70,11 @@ def plan(
     recipes = {s.dataset.name: _recipe(s, parts[s.dataset.name], tasks[s.dataset.name]) for s in sources}
     selected = _select(sources, manifest)
     log(f"checking the rows and videos of {len(selected)} episodes")
-    work = [ScanJob(item, recipes[item.recipe], features, fps) for item in selected]
+    stored = _stored(sources, manifest, mode)
+    work = [
+        ScanJob(item, recipes[item.recipe], features, fps, None if stored is None else stored[n])
+        for n, item in enumerate(selected)
+    ]
     with open_pool(jobs) as pool:
         scans = list(pool.map(scan_episode, work))
     sources = _judge(sources, manifest, selected, scans, where, problems)
@@ -99,6 +104,7 @@ def plan(
         manifest.version,
         filled,
         manifest.cast,
+        "sampled" if stored is None else "stored",
     )
     _check_expected(made, manifest, where)
     return made
@@ -233,6 +239,25 @@ def _select(sources: Sequence[SourcePlan], manifest: DatasetManifest) -> list[Se
     return selected
 
 
+def _stored(
+    sources: Sequence[SourcePlan], manifest: DatasetManifest, mode: str
+) -> list[dict[str, Raw]] | None:
+    """Of each selected episode, in order: output camera -> the statistics that its source stored.
+
+    None where all clips are to be sampled; those of pictures that are encoded anew always are.
+    """
+    if manifest.camera_statistics == "sampled" or mode == "transcode":
+        return None
+    found: list[dict[str, Raw]] = []
+    for source in sources:
+        given = {out: camera for out, camera in source.cameras.items()}
+        told = stored_camera_stats(source.dataset.root, source.dataset.version, given.values())
+        for episode in source.episodes:
+            own = {out: told[camera].get(episode.index) for out, camera in given.items()}
+            found.append({out: raw for out, raw in own.items() if raw is not None})
+    return found
+
+
 def _judge(
     sources: Sequence[SourcePlan],
     manifest: DatasetManifest,
@@ -293,7 +318,10 @@ def _finish(
     episodes = []
     for item, scan in zip(selected, scans, strict=True):
         clips = {camera: item.episode.clips[camera] for camera in cameras}
-        episodes.append(replace(item, episode=replace(item.episode, tasks=scan.tasks, clips=clips)))
+        told = {camera: scan.statistics.get(camera) for camera in cameras}
+        kept = {camera: found for camera, found in told.items() if isinstance(found, KeptCamera)}
+        episode = replace(item.episode, tasks=scan.tasks, clips=clips)
+        episodes.append(replace(item, episode=episode, kept=kept))
     tasks = tuple(dict.fromkeys(text for scan in scans for text in scan.tasks))
     return Selection(manifest.name, fps, robot_type, features, tuple(episodes), recipes, tasks)
 

@@ -35,9 +35,27 @@ def write_provenance(root: Path, made: Plan, files: Sequence[WrittenFile], conte
                 for s in made.selection.episodes
             ],
             "operations": _operations(made),
+            "camera_statistics": _camera_statistics(made),
             "files": {f.path: {"sha256": f.sha256, "size": f.size_bytes} for f in files},
         },
     )
+
+
+def _camera_statistics(made: Plan) -> dict[str, Any]:
+    """Where meta/ has the statistics of cameras from."""
+    quantiles = "of the sampled pictures"
+    if made.kept_clips:
+        quantiles = (
+            "of the pictures that were decoded, each clip weighing as many pictures as its statistics were "
+            "taken of; of single episodes as stored, where they were"
+        )
+    return {
+        "asked": made.camera_statistics,
+        "clips_as_stored": made.kept_clips,
+        "pictures_checked": made.checked_pictures,
+        "clips_sampled": made.sampled_clips,
+        "quantiles": quantiles,
+    }
 
 
 def _source(source: SourcePlan) -> dict[str, Any]:

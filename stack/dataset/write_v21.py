@@ -22,10 +22,10 @@ from stack.dataset.progress import Log
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
 from stack.dataset.stats import Stats
-from stack.dataset.video import VideoInfo, probe
+from stack.dataset.video import VideoInfo
 from stack.dataset.write import Samples, Version, Written, write_planned
+from stack.dataset.write_check_video import VideoCheck, check_video_file
 from stack.dataset.write_files import (
-    PTS_TOLERANCE_S,
     DataDone,
     VideoDone,
     WrittenFile,
@@ -200,7 +200,7 @@ def _check(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None
     """Read back: rows and frames of each file, and the whole as any other v2.1 dataset."""
     for entry in plan.data:
         _check_rows(root, entry, selection.fps)
-    for _ in pool.map(_check_video, [(root, entry, selection.fps) for entry in plan.videos]):
+    for _ in pool.map(check_video_file, [VideoCheck(root, entry, selection.fps) for entry in plan.videos]):
         pass
     written = read_dataset(root)
     if written.notes:
@@ -230,18 +230,6 @@ def _check_rows(root: Path, entry: DataFile, fps: float) -> None:
         raise _wrong("index", f"{index[0]} to {index[-1]}", f"{len(table)} other rows", entry.path)
     if not np.array_equal(table.column("timestamp").to_numpy(), timestamps(length, fps)):
         raise _wrong("timestamp", "frame_index / fps", "something else", entry.path)
-
-
-def _check_video(work: tuple[Path, VideoFile, float]) -> None:
-    root, entry, fps = work
-    info = probe(root / entry.path)
-    meant = entry.clips[0].count
-    if info.frames != meant:
-        raise _wrong("frames", meant, info.frames, entry.path)
-    times = np.array(info.pts, dtype=np.float64) * float(info.time_base)
-    worst = float(np.abs(times - np.arange(meant) / fps).max())
-    if worst >= PTS_TOLERANCE_S:
-        raise _wrong("frame times", f"n / fps within {PTS_TOLERANCE_S} s", f"{worst:.6f} s away", entry.path)
 
 
 def _wrong(what: str, meant: object, got: object, where: str) -> WorkFailed:

@@ -1,0 +1,242 @@
+"""A written video file against the clips it was made of: counts, times, and the pictures of every clip.
+
+What was copied must be the source's packets, byte by byte and in their order; under the same codec
+parameters, that proves each picture from the first to the last. Where the parameters are not the same, and
+where pictures were encoded anew, the first and last ones are decoded on both sides and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stack.dataset.model import ClipRef
+from stack.dataset.video import why_not_joinable
+from stack.dataset.video_decode import decode
+from stack.dataset.video_encode import PSNR_MIN_DB
+from stack.dataset.video_index import CodedFrame, VideoIndex, describe_extradata, index_video
+from stack.dataset.video_packets import PacketReader
+from stack.dataset.video_segments import Segment, split
+from stack.dataset.write_files import PTS_TOLERANCE_S
+from stack.dataset.write_plan import VideoFile
+from stack.errors import WorkFailed
+
+# How many times nearer a picture may be to its neighbour than to its own source (in mean square error).
+# An encoder may repeat the last picture where the next one hardly differs; it never shows a later one, and
+# the first one of a stream repeats nothing.
+NEARER = 2.0
+NEARER_TO_THE_LAST = 8.0
+QUANTISED = 0.01  # an error below what rounding to whole levels makes
+ENDS = 2  # pictures looked at from each end: one that is late shows itself beside its neighbour
+READ_BYTES = 4 << 20
+Picture = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class VideoCheck:
+    """A written file, `root / entry.path`, and what it was made of."""
+
+    root: Path
+    entry: VideoFile
+    fps: float
+
+
+def check_video_file(check: VideoCheck) -> None:
+    """Count frames, look at their times, and compare each clip with its source.
+
+    Raises:
+        WorkFailed: something is not what was meant; file, clip, frame and both values are named.
+    """
+    entry = check.entry
+    file = check.root / entry.path
+    written = index_video(file)
+    meant = sum(clip.count for clip in entry.clips)
+    if written.info.frames != meant:
+        raise _wrong(entry.path, f"frames: {meant} was meant, {written.info.frames} is there")
+    times = np.array(written.info.pts, dtype=np.float64) * float(written.info.time_base)
+    worst = float(np.abs(times - np.arange(meant) / check.fps).max())
+    if worst >= PTS_TOLERANCE_S:
+        raise _wrong(
+            entry.path,
+            f"a frame is shown {worst:.6f} s away from its number over fps; the tolerance is "
+            f"{PTS_TOLERANCE_S} s",
+        )
+    if len(entry.clips) == 1 and _is_same_file(entry.clips[0], written):
+        return  # a hard link: its pictures are the source's own
+    with _Bytes() as files:
+        place = 0
+        for episode, clip in zip(entry.episodes, entry.clips, strict=True):
+            where = f"{entry.path}, frame {place}, episode {episode}, from {clip.file}, frame {clip.start}"
+            for segment in split(clip):
+                _check_segment(segment, written, place, files, where)
+                place += segment.count
+
+
+def _is_same_file(clip: ClipRef, written: VideoIndex) -> bool:
+    return clip.start == 0 and clip.count == written.info.frames and clip.file.samefile(written.info.file)
+
+
+def _check_segment(segment: Segment, written: VideoIndex, place: int, files: _Bytes, where: str) -> None:
+    source = segment.index.info
+    if segment.encode is not None:
+        for what in ("codec", "width", "height", "pix_fmt"):
+            if getattr(source, what) != getattr(written.info, what):
+                raise _wrong(
+                    where,
+                    f"{what}: {getattr(source, what)} was meant, {getattr(written.info, what)} is there",
+                )
+        _check_pictures(segment, written, place, where)
+        return
+    reason = why_not_joinable(source, written.info)
+    if reason is not None and source.extradata == written.info.extradata:
+        raise _wrong(where, reason)
+    _check_packets(segment, written, place, files, where)
+    if reason is not None:
+        _check_copied_pictures(segment, written, place, where)
+
+
+def _check_packets(segment: Segment, written: VideoIndex, place: int, files: _Bytes, where: str) -> None:
+    """The written packets are the source's: number, order and bytes."""
+    meant = list(segment.coded())
+    got = written.coded[place : place + segment.count]
+    for a, b in zip(meant, got, strict=True):
+        if (a.frame - segment.start, a.size_bytes) != (b.frame - place, b.size_bytes):
+            raise _wrong(
+                where,
+                f"a packet is not the source's: frame {a.frame - segment.start} of the clip in "
+                f"{a.size_bytes} bytes was meant, frame {b.frame - place} in {b.size_bytes} is there",
+            )
+    if meant[0].offset is None or got[0].offset is None:
+        _compare_demuxed(segment, written, place, where)
+        return
+    left, right = segment.index.info.file, written.info.file
+    for first, (at, there, size_bytes) in _runs(meant, got):
+        if not files.are_equal((left, at), (right, there), size_bytes):
+            raise _wrong(where, f"the bytes from frame {first - segment.start} of the clip on differ")
+
+
+def _runs(
+    meant: Sequence[CodedFrame], got: Sequence[CodedFrame]
+) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """(first frame, (offset, offset, size)) of packets that lie one behind the other in both files."""
+    start, size = 0, 0
+    for n, (a, b) in enumerate(zip(meant, got, strict=True)):
+        left, right = meant[start].offset or 0, got[start].offset or 0
+        if a.offset != left + size or b.offset != right + size:
+            yield meant[start].frame, (left, right, size)
+            start, size = n, 0
+        size += a.size_bytes
+    yield meant[start].frame, (meant[start].offset or 0, got[start].offset or 0, size)
+
+
+def _compare_demuxed(segment: Segment, written: VideoIndex, place: int, where: str) -> None:
+    last = place + segment.count
+    there = Segment(written, place, last, first=place, last=last - 1)
+    with PacketReader() as left, PacketReader() as right:
+        for (a, meant), (_, got) in zip(left.read(segment), right.read(there), strict=True):
+            if meant != got:
+                raise _wrong(where, f"the bytes of frame {a.frame - segment.start} of the clip differ")
+
+
+def _check_copied_pictures(segment: Segment, written: VideoIndex, place: int, where: str) -> None:
+    """First and last picture, where parameter sets were added and bytes alone prove nothing."""
+    for n in sorted({0, segment.count - 1}):
+        (meant,) = decode(segment.index.info.file, [segment.start + n])
+        (got,) = decode(written.info.file, [place + n])
+        if not np.array_equal(meant, got):
+            sets = f"{describe_extradata(segment.index.info.extradata)}; "
+            sets += describe_extradata(written.info.extradata)
+            raise _wrong(where, f"frame {n} of the clip is another picture under other parameters ({sets})")
+
+
+def _check_pictures(segment: Segment, written: VideoIndex, place: int, where: str) -> None:
+    source = segment.index.info
+    check_ends(
+        segment.count,
+        lambda numbers: list(decode(source.file, [segment.start + n for n in numbers])),
+        lambda numbers: list(decode(written.info.file, [place + n for n in numbers])),
+        PSNR_MIN_DB,
+        where,
+        around=range(-segment.start, source.frames - segment.start),
+    )
+
+
+Pictures = Callable[[Sequence[int]], Sequence[Picture]]
+
+
+def check_ends(
+    count: int, meant: Pictures, got: Pictures, least_db: float, where: str, *, around: range | None = None
+) -> None:
+    """Compare the pictures at both ends of `count` frames that were encoded anew.
+
+    Args:
+        meant, got: give the pictures of these frames, uint8 and of one shape.
+        least_db: peak signal to noise that each must reach.
+        around: the numbers for which there is a source picture; `range(count)` if not given.
+
+    Raises:
+        WorkFailed: a picture is farther from its source than `least_db` allows, or shows its neighbour.
+    """
+    numbers = sorted({n for n in (*range(ENDS), *range(count - ENDS, count)) if 0 <= n < count})
+    there = around if around is not None else range(count)
+    near = sorted({n + step for n in numbers for step in (-1, 0, 1) if n + step in there})
+    sources = dict(zip(near, meant(near), strict=True))
+    for n, picture in zip(numbers, got(numbers), strict=True):
+        own = _error(picture, sources[n])
+        db = 10 * np.log10(255**2 / max(own, QUANTISED))
+        if db < least_db:
+            raise _wrong(
+                where, f"frame {n} of the clip is {db:.1f} dB from its source, {least_db:g} are asked"
+            )
+        for other in (n - 1, n + 1):
+            times = NEARER_TO_THE_LAST if other < n and n > 0 else NEARER
+            if other in sources and own > times * max(_error(picture, sources[other]), QUANTISED):
+                raise _wrong(where, f"frame {n} of the clip shows the source's frame {other}")
+
+
+def _error(a: Picture, b: Picture) -> float:
+    if a.shape != b.shape:
+        return float(255**2)
+    return float(np.square(a.astype(np.int32) - b).mean())
+
+
+class _Bytes:
+    """Bytes of the written file and of one source at a time; both are kept open."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, BinaryIO] = {}
+
+    def __enter__(self) -> _Bytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def are_equal(self, meant: tuple[Path, int], got: tuple[Path, int], size_bytes: int) -> bool:
+        """Whether so many bytes are the same from (file, offset) on."""
+        for file in [file for file in self._open if file not in (meant[0], got[0])]:
+            self._open.pop(file).close()
+        left, right = self._at(*meant), self._at(*got)
+        while size_bytes > 0:
+            part_bytes = min(size_bytes, READ_BYTES)
+            part = left.read(part_bytes)
+            if len(part) != part_bytes or part != right.read(part_bytes):
+                return False
+            size_bytes -= part_bytes
+        return True
+
+    def _at(self, file: Path, offset: int) -> BinaryIO:
+        if file not in self._open:
+            self._open[file] = file.open("rb", buffering=0)
+        self._open[file].seek(offset)
+        return self._open[file]
+
+
+def _wrong(where: str, what: str) -> WorkFailed:
+    return WorkFailed("write-check-failed", what, where=where)

@@ -22,7 +22,9 @@ from stack.errors import WorkFailed
 
 
 @dataclass(frozen=True)
-class _DataCheck:
+class DataCheck:
+    """A written data parquet, `root / entry.path`; `tasks`: how many the task table has."""
+
     root: Path
     entry: DataFile
     fps: float
@@ -35,17 +37,31 @@ def check_written(root: Path, selection: Selection, plan: FilePlan, pool: Pool) 
     Raises:
         WorkFailed: something differs; the place and both values are named.
     """
-    data = [_DataCheck(root, entry, selection.fps, len(selection.tasks)) for entry in plan.data]
-    videos = [VideoCheck(root, entry, selection.fps) for entry in plan.videos]
-    for _ in pool.map(_check_data, data):
-        pass
-    for _ in pool.map(check_video_file, videos):
-        pass
+    check_files(root, selection, plan, pool)
     _check_numbering(root, plan)
     _check_episodes(root, selection, plan)
 
 
-def _check_data(check: _DataCheck) -> None:
+def check_files(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None:
+    """Each data and video file, of any version.
+
+    Raises:
+        WorkFailed: as `check_written`.
+    """
+    data = [DataCheck(root, entry, selection.fps, len(selection.tasks)) for entry in plan.data]
+    videos = [VideoCheck(root, entry, selection.fps) for entry in plan.videos]
+    for _ in pool.map(check_data_file, data):
+        pass
+    for _ in pool.map(check_video_file, videos):
+        pass
+
+
+def check_data_file(check: DataCheck) -> None:
+    """One row group an episode, and index columns that run on.
+
+    Raises:
+        WorkFailed: something differs.
+    """
     entry = check.entry
     file = check.root / entry.path
     with pq.ParquetFile(file) as parquet:

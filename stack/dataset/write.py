@@ -22,7 +22,8 @@ from stack.dataset.write_resume import RECORDS, Workshop, clear_records
 from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
 from stack.dataset.write_work import Made, Works, plan_works
 from stack.errors import BadRequest, NotAble, StackError, WorkFailed
-from stack.files import disk_error, sha256_file, sha256_text, tree_files, whole_folder
+from stack.files import sha256_file, sha256_text, tree_files
+from stack.folders import disk_error, whole_folder
 
 KEY_LENGTH = 16
 

@@ -21,7 +21,8 @@ from stack.dataset.write_size import output_size, refuse_small_disk
 from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
 from stack.dataset.write_v21 import plan_v21, write_v21
 from stack.errors import BadRequest
-from stack.files import hold_target, refuse_existing, sha256_text, whole_folder
+from stack.files import sha256_text
+from stack.folders import hold_target, refuse_existing, whole_folder
 from stack.manifests import DatasetManifest, Loaded
 from stack.prepare.blueprint import Plan
 from stack.prepare.episodes import ranges

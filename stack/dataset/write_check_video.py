@@ -2,7 +2,8 @@
 
 What was copied must be the source's packets, byte by byte and in their order; under the same codec
 parameters, that proves each picture from the first to the last. Where the parameters are not the same, and
-where pictures were encoded anew, the first and last ones are decoded on both sides and compared.
+where pictures were encoded anew, the first and last ones are decoded on both sides and compared. The first
+file of each camera is also shown to a decoder, which shares no code with what read and wrote the packets.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from stack.dataset.model import ClipRef
 from stack.dataset.video import why_not_joinable
 from stack.dataset.video_decode import decode
 from stack.dataset.video_encode import PSNR_MIN_DB
-from stack.dataset.video_index import CodedFrame, VideoIndex, describe_extradata, index_video
+from stack.dataset.video_index import (
+    CodedFrame,
+    VideoIndex,
+    describe_extradata,
+    index_video,
+)
 from stack.dataset.video_packets import PacketReader
 from stack.dataset.video_segments import Segment, split
 from stack.dataset.write_files import PTS_TOLERANCE_S
@@ -68,6 +74,8 @@ def check_video_file(check: VideoCheck) -> None:
         )
     if len(entry.clips) == 1 and _is_same_file(entry.clips[0], written):
         return  # a hard link: its pictures are the source's own
+    if (entry.chunk, entry.file) == (0, 0):
+        _check_shown(entry, written)
     with _Bytes() as files:
         place = 0
         for episode, clip in zip(entry.episodes, entry.clips, strict=True):
@@ -75,6 +83,25 @@ def check_video_file(check: VideoCheck) -> None:
             for segment in split(clip):
                 _check_segment(segment, written, place, files, where)
                 place += segment.count
+
+
+def _check_shown(entry: VideoFile, written: VideoIndex) -> None:
+    """A decoder shows the sources' pictures at both ends of a camera's first file.
+
+    Pictures that were encoded anew are compared elsewhere, with their tolerance.
+    """
+    last = written.info.frames - 1
+    for number, clip, frame in (
+        (0, entry.clips[0], entry.clips[0].start),
+        (last, entry.clips[-1], entry.clips[-1].start + entry.clips[-1].count - 1),
+    ):
+        at_end = -1 if number else 0
+        if split(clip)[at_end].encode is not None:
+            continue
+        (meant,), (got,) = decode(clip.file, [frame]), decode(written.info.file, [number])
+        if not np.array_equal(meant, got):
+            where = f"{entry.path}, frame {number}, episode {entry.episodes[at_end]}, from {clip.file}"
+            raise _wrong(where, "a decoder shows another picture than of the source")
 
 
 def _is_same_file(clip: ClipRef, written: VideoIndex) -> bool:
@@ -138,9 +165,9 @@ def _compare_demuxed(segment: Segment, written: VideoIndex, place: int, where: s
     last = place + segment.count
     there = Segment(written, place, last, first=place, last=last - 1)
     with PacketReader() as left, PacketReader() as right:
-        for (a, meant), (_, got) in zip(left.read(segment), right.read(there), strict=True):
-            if meant != got:
-                raise _wrong(where, f"the bytes of frame {a.frame - segment.start} of the clip differ")
+        for n, (meant, got) in enumerate(zip(left.read(segment), right.read(there), strict=True)):
+            if meant[-1] != got[-1]:
+                raise _wrong(where, f"the bytes of packet {n} of the clip differ")
 
 
 def _check_copied_pictures(segment: Segment, written: VideoIndex, place: int, where: str) -> None:

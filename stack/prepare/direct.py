@@ -78,8 +78,12 @@ def run(
     jobs: int | None,
     replace: bool,
     log: Log,
+    executor: str | None = None,
 ) -> Prepared:
     """Show the plan, line by line, then do it.
+
+    Args:
+        executor: address of a Dask scheduler whose workers do the work.
 
     Raises:
         StackError: as `prepare`, with the options that would settle it.
@@ -90,7 +94,16 @@ def run(
             log(line)
 
     with _Hints():
-        return prepare(loaded, out=out, videos=videos, jobs=jobs, replace=replace, log=log, announce=announce)
+        return prepare(
+            loaded,
+            out=out,
+            videos=videos,
+            jobs=jobs,
+            executor=executor,
+            replace=replace,
+            log=log,
+            announce=announce,
+        )
 
 
 def preview(loaded: Loaded[DatasetManifest], *, videos: str | None, jobs: int | None) -> str:
@@ -115,7 +128,7 @@ class _Hints:
         options = [
             f"--decide {key}={value}"
             for key, value in (("timestamps", "restamp"), ("missing_cameras", "drop"))
-            if f"{{{key}: {value}}}" in error.do
+            if re.search(rf"decide: \{{.*\b{key}: {value}\b", error.do)
         ]
         if "robot_type: " in error.do:
             options.append("--robot-type NAME")

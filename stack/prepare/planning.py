@@ -20,7 +20,7 @@ from stack.prepare.blueprint import Plan, SourcePlan
 from stack.prepare.camera_plan import camera_feature, fill_cameras
 from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
 from stack.prepare.notes import plan_notes
-from stack.prepare.problems import Problems
+from stack.prepare.problems import Problems, Settles
 from stack.prepare.reconcile import (
     common_features,
     common_fps,
@@ -163,17 +163,18 @@ def _judge(
     for source in sources:
         name = source.dataset.name
         own = [(s, scan) for s, scan in zip(selected, scans, strict=True) if s.recipe == name]
-        for _, scan in own:
-            for problem in scan.problems:
-                problems.add(problem)
-        check_read(source.dataset, where, problems)
         decisions: Source = asked[name]
+        for item, scan in own:
+            number = item.episode.origin.episode
+            for problem in scan.problems:
+                problems.add(problem, Settles(decisions, exclude=(number,)))
+        check_read(source.dataset, where, problems)
         for camera in check_missing_cameras(source.dataset, source.cameras, rules, own, decisions, problems):
             gone.setdefault(camera, {})[name] = "no video file holds it"
         for camera in outputs:
             if camera not in source.cameras and rules.get(camera) == "drop":
                 gone.setdefault(camera, {})[name] = "it is not declared"
-        check_clips(source.dataset, own, problems)
+        check_clips(source.dataset, own, decisions, problems)
         worst = check_clocks(source.dataset, own, decisions, where, problems)
         judged.append(replace(source, restamped_s=worst))
     return tuple(_without_cameras(source, gone) for source in judged)

@@ -26,6 +26,7 @@ from stack.folders import hold_target, refuse_existing, whole_folder
 from stack.manifests import DatasetManifest, Loaded
 from stack.prepare.blueprint import Plan
 from stack.prepare.episodes import ranges
+from stack.prepare.parts import finished_part, parts_key
 from stack.prepare.planning import plan
 from stack.prepare.provenance import write_provenance
 from stack.prepare.split import split_plan
@@ -114,8 +115,10 @@ def prepare(
         if split is None:
             return _write(made, out, writing)
         parts = split_plan(made, split, str(loaded.file))
-        with whole_folder(out) as folder:
-            written = [_write(part, folder / name, writing) for name, part in parts.items()]
+        key = parts_key(parts.values(), sources, f"{made.videos} {caps}")
+        with whole_folder(out, resume_key=key) as folder:
+            written = [_write_part(part, folder / name, writing) for name, part in parts.items()]
+            sources.check()
     return _join_parts(made, out, written)
 
 
@@ -154,17 +157,23 @@ def _write(made: Plan, out: Path, writing: _Writing) -> Prepared:
     )
     selection = made.selection
     writing.log(f"{out}: {len(selection.episodes)} episodes, {selection.frames} frames, {digests[0][:12]}")
+    return _prepared(made, out, digests[0], files)
+
+
+def _write_part(part: Plan, out: Path, writing: _Writing) -> Prepared:
+    digest = finished_part(out, part)
+    if digest is None:
+        shutil.rmtree(out, ignore_errors=True)
+        return _write(part, out, writing)
+    writing.log(f"part {out.name}: finished by an earlier call")
+    return _prepared(part, out, digest, _files(part, writing.caps))
+
+
+def _prepared(made: Plan, out: Path, digest: str, files: FilePlan) -> Prepared:
+    selection = made.selection
     notes = (*made.notes, *(str(entry) for entry in made.filled), *files.rolled)
-    return Prepared(
-        out,
-        len(selection.episodes),
-        selection.frames,
-        made.cameras,
-        made.widths,
-        digests[0],
-        notes,
-        made,
-    )
+    episodes = len(selection.episodes)
+    return Prepared(out, episodes, selection.frames, made.cameras, made.widths, digest, notes, made)
 
 
 def _join_parts(made: Plan, out: Path, written: Sequence[Prepared]) -> Prepared:

@@ -485,47 +485,51 @@ def test_a_cut_off_clip(load, two: Path, tmp_path: Path) -> None:
 # A split
 
 
-@pytest.mark.parametrize("line", ["data files", "video files"])
-def test_a_split_goes_on_after_a_kill(two: Path, tmp_path: Path, line: str) -> None:
-    """Killed in the second part: the first is kept as it stands, the second goes on."""
-    shutil.copytree(two / "a", tmp_path / "a")
-    manifest = tmp_path / "dataset.yaml"
-    text = "schema: stack/dataset/1\nname: test\nsources: [{path: a}]\nsplit: {train: [0, 1, 2], val: rest}\n"
-    manifest.write_text(text)
-    loaded = load_dataset_manifest(manifest)
-    right = prepare(loaded, out=tmp_path / "right", jobs=1, caps=CAPS)
-    out = tmp_path / "target" / "out"
-    kill_at(f"2/{line}", manifest, out)
-    (partial,) = [p for p in out.parent.iterdir() if p.is_dir()]
+SPLIT = "schema: stack/dataset/1\nname: test\nsources: [{path: a}]\nsplit: {train: [0, 1, 2], val: rest}\n"
+
+
+@pytest.fixture(scope="module")
+def split(two: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+    """(manifest, what a kill in the second part left, what should have come of it)."""
+    root = tmp_path_factory.mktemp("split")
+    shutil.copytree(two / "a", root / "a")
+    manifest = root / "dataset.yaml"
+    manifest.write_text(SPLIT)
+    kill_at("2/video files", manifest, root / "target" / "out")
+    right = prepare(load_dataset_manifest(manifest), out=root / "right", jobs=1, caps=CAPS)
+    return manifest, root / "target", right
+
+
+def test_a_split_goes_on_after_a_kill(split, tmp_path: Path) -> None:
+    """The part that was finished is kept as it stands, the other goes on."""
+    manifest, left, right = split
+    target = Path(shutil.copytree(left, tmp_path / "target"))
+    (partial,) = [p for p in target.iterdir() if p.is_dir()]
     whole = {f: f.stat().st_ino for f in (partial / "train").rglob("*") if f.is_file()}
     (half,) = partial.glob(".val.partial-*/")
     made = {f.name: f.stat().st_ino for f in output_files(half).values()}
     assert whole and made and not (partial / "val").exists()
     lines: list[str] = []
-    done = prepare(loaded, out=out, jobs=1, caps=CAPS, log=lines.append)
+    out = target / "out"
+    done = prepare(load_dataset_manifest(manifest), out=out, jobs=1, caps=CAPS, log=lines.append)
     assert "part train: finished by an earlier call" in lines
     assert all((out / file.relative_to(partial)).stat().st_ino == number for file, number in whole.items())
     kept = {f.name: f.stat().st_ino for f in output_files(out / "val").values()}
     assert made.items() <= kept.items()
-    assert tree_digest(out) == tree_digest(tmp_path / "right")
-    assert [p.name for p in out.parent.iterdir()] == ["out"]
-    assert [(p.episodes, p.frames, p.content_digest) for p in done.parts] == [
-        (p.episodes, p.frames, p.content_digest) for p in right.parts
-    ]
-    assert [p.notes for p in done.parts] == [p.notes for p in right.parts]
+    assert tree_digest(out) == tree_digest(right.out)
+    assert [p.name for p in target.iterdir()] == ["out"]
+    for part, other in zip(done.parts, right.parts, strict=True):
+        assert (part.episodes, part.frames, part.notes) == (other.episodes, other.frames, other.notes)
+        assert part.content_digest == other.content_digest
 
 
 @pytest.mark.parametrize(
     "spoil", ["a byte", "a file more", "a file less", "no provenance", "a source touched"]
 )
-def test_a_part_that_is_not_what_it_was_is_written_again(two: Path, tmp_path: Path, spoil: str) -> None:
-    shutil.copytree(two / "a", tmp_path / "a")
-    manifest = tmp_path / "dataset.yaml"
-    text = "schema: stack/dataset/1\nname: test\nsources: [{path: a}]\nsplit: {train: [0, 1, 2], val: rest}\n"
-    manifest.write_text(text)
-    out = tmp_path / "target" / "out"
-    kill_at("2/data files", manifest, out)
-    (partial,) = [p for p in out.parent.iterdir() if p.is_dir()]
+def test_a_part_that_is_not_what_it_was_is_written_again(split, tmp_path: Path, spoil: str) -> None:
+    manifest, left, right = split
+    target = Path(shutil.copytree(left, tmp_path / "target"))
+    (partial,) = [p for p in target.iterdir() if p.is_dir()]
     (file, *_) = output_files(partial / "train").values()
     if spoil == "a byte":
         content = bytearray(file.read_bytes())
@@ -538,9 +542,8 @@ def test_a_part_that_is_not_what_it_was_is_written_again(two: Path, tmp_path: Pa
     elif spoil == "no provenance":
         (partial / "train/meta/provenance.json").unlink()
     else:
-        os.utime(tmp_path / "a/data/chunk-001/episode_000004.parquet", ns=(1, 1))
+        os.utime(manifest.parent / "a/data/chunk-001/episode_000004.parquet", ns=(1, 1))
     lines: list[str] = []
-    prepare(load_dataset_manifest(manifest), out=out, jobs=1, caps=CAPS, log=lines.append)
+    prepare(load_dataset_manifest(manifest), out=target / "out", jobs=1, caps=CAPS, log=lines.append)
     assert not [line for line in lines if line.startswith("part train")]
-    prepare(load_dataset_manifest(manifest), out=tmp_path / "right", jobs=1, caps=CAPS)
-    assert tree_digest(out) == tree_digest(tmp_path / "right")
+    assert tree_digest(target / "out") == tree_digest(right.out)

@@ -52,8 +52,7 @@ def whole_folder(target: Path, *, replace: bool = False, resume_key: str | None 
         BadRequest: `target` exists, is no empty folder, and `replace` is false; or it is no folder.
         NotAble: another process works at the target; the parent cannot be written.
     """
-    if target.is_symlink():
-        target = target.resolve()
+    target = _behind_links(target)
     refuse_existing(target, replace)
     with hold_target(target) as is_alone:
         try:
@@ -82,8 +81,7 @@ def hold_target(target: Path) -> Iterator[bool]:
     Raises:
         NotAble: another process works at the target; the parent cannot be written.
     """
-    if target.is_symlink():
-        target = target.resolve()
+    target = _behind_links(target)
     key = target.absolute()
     if _held.get(key, (0, False))[0] == threading.get_ident():
         yield _held[key][1]
@@ -100,6 +98,21 @@ def hold_target(target: Path) -> Iterator[bool]:
         del _held[key]
         lock.file.unlink(missing_ok=True)
         os.close(lock.handle)
+
+
+def _behind_links(target: Path) -> Path:
+    """Where the target really is: a link to a folder stays a link."""
+    if not target.is_symlink():
+        return target
+    real = Path(os.path.realpath(target))
+    if real.is_symlink():
+        raise BadRequest(
+            "target-link-circle",
+            "the target is a link that leads back to itself",
+            where=str(target),
+            do="remove the link, or name another --out",
+        )
+    return real
 
 
 def sync_tree(root: Path) -> None:

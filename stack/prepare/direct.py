@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def request(
         if drop_episodes is not None:
             entry["exclude_episodes"] = drop_episodes
         entries.append(entry)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-") or "dataset"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(os.path.realpath(out)).name).lstrip("._-") or "dataset"
     document = {
         "schema": "stack/dataset/1",
         "name": name,
@@ -157,8 +158,8 @@ def _names(sources: Sequence[Path]) -> list[str]:
     """Folder names, told apart by a number where they repeat."""
     names: list[str] = []
     for path in sources:
-        name, number = path.resolve().name, 2
+        name, number = Path(os.path.realpath(path)).name, 2
         while name in names:
-            name, number = f"{path.resolve().name}-{number}", number + 1
+            name, number = f"{Path(os.path.realpath(path)).name}-{number}", number + 1
         names.append(name)
     return names

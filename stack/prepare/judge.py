@@ -66,7 +66,7 @@ def check_missing_cameras(
                     where=str(dataset.root),
                     do=f"exclude these episodes, or fill the camera: {_rule(camera, given)}",
                 ),
-                Settles(source, exclude=tuple(lacking)),
+                Settles(source, exclude=tuple(lacking), of=len(own)),
             )
         elif source.decide.missing_cameras == "drop":
             gone.append(camera)
@@ -79,7 +79,7 @@ def check_missing_cameras(
                     do=f"if the recording has no such camera as '{given}', drop it; or fill it: "
                     f"{_rule(camera, given)}",
                 ),
-                Settles(source, {"missing_cameras": "drop"}),
+                Settles(source, {"missing_cameras": "drop"}, of=len(own)),
             )
     return tuple(gone)
 
@@ -116,7 +116,7 @@ def check_clips(dataset: Dataset, own: Own, source: Source, problems: Problems) 
                     where=str(clip.file),
                     do="mend meta/episodes, or exclude the episodes that share the file",
                 ),
-                Settles(source, exclude=tuple(n for n in numbers if n in taken)),
+                Settles(source, exclude=tuple(n for n in numbers if n in taken), of=len(own)),
             )
 
 
@@ -148,7 +148,7 @@ def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problem
             do="if the videos hold one frame a row at a constant rate (their frame counts are checked), "
             "replace the timestamps",
         ),
-        Settles(source, {"timestamps": "restamp"}),
+        Settles(source, {"timestamps": "restamp"}, of=len(own)),
     )
     return None
 

@@ -167,7 +167,7 @@ def _judge(
         for item, scan in own:
             number = item.episode.origin.episode
             for problem in scan.problems:
-                problems.add(problem, Settles(decisions, exclude=(number,)))
+                problems.add(problem, Settles(decisions, exclude=(number,), of=len(own)))
         check_read(source.dataset, where, problems)
         for camera in check_missing_cameras(source.dataset, source.cameras, rules, own, decisions, problems):
             gone.setdefault(camera, {})[name] = "no video file holds it"

@@ -24,11 +24,13 @@ class Settles:
     Attributes:
         decide: key -> answer, if the error's `do` is true of the recording.
         exclude: episodes to leave out.
+        of: how many the source gives; leaving out all of them settles nothing, and is not proposed.
     """
 
     source: Source
     decide: Mapping[str, str] = field(default_factory=dict)
     exclude: tuple[int, ...] = ()
+    of: int = 0
 
 
 class Problems:
@@ -57,21 +59,26 @@ class Problems:
             what += f"\n    at: {error.where}" if error.where else ""
         told = (OWN_NUMBER.sub("exclude the episode", error.do) for error in self._errors)
         do = list(dict.fromkeys(filter(None, told if self._settles else (e.do for e in self._errors))))
-        if self._settles:
-            do.append(f"in the manifest:\n{_block(self._settles)}")
+        block = _block(self._settles)
+        do += [f"in the manifest:\nsources:\n{block}"] if block else []
         raise type(first)(first.id, what, where=first.where, do="\n".join(do), exit=first.exit)
 
 
 def _block(settles: list[Settles]) -> str:
-    """The `sources:` of a manifest with all answers, each key once, and what it says already kept."""
-    lines = ["sources:"]
+    """What stands under `sources:` with all answers, each key once, and what the manifest says already."""
+    lines: list[str] = []
     for path in dict.fromkeys(entry.source.path for entry in settles):
         own = [entry for entry in settles if entry.source.path == path]
         said = own[0].source
         answers = said.decide.model_dump(exclude_defaults=True)
         for entry in own:
             answers.update(entry.decide)
-        excluded = {*said.exclude_episodes, *(number for entry in own for number in entry.exclude)}
+        excluded = {number for entry in own for number in entry.exclude}
+        if 0 < max(entry.of for entry in own) <= len(excluded):
+            excluded = set()
+        if not excluded and not any(entry.decide for entry in own):
+            continue
+        excluded |= {*said.exclude_episodes}
         lines.append(f"  - path: {path if PLAIN.fullmatch(path) else json.dumps(path, ensure_ascii=False)}")
         if answers:
             pairs = ", ".join(f"{key}: {answer}" for key, answer in answers.items())

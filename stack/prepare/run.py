@@ -18,7 +18,13 @@ from stack.dataset.write import refuse_replacement, write_v30
 from stack.dataset.write_files import WrittenFile
 from stack.dataset.write_plan import Caps, FilePlan, Videos, plan_files
 from stack.dataset.write_size import output_size, refuse_small_disk
-from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
+from stack.dataset.write_sources import (
+    Snapshot,
+    refuse_overlap,
+    refuse_overlap_with,
+    selection_files,
+    take_snapshot,
+)
 from stack.dataset.write_v21 import plan_v21, write_v21
 from stack.errors import BadRequest
 from stack.files import sha256_text
@@ -98,6 +104,8 @@ def prepare(
         )
     roots = [loaded.path(source.path) for source in loaded.manifest.sources]
     before = take_snapshot(file for root in roots for file in files_below(root))
+    # Before anything is put beside the target; links may lead out of a source's folder.
+    refuse_overlap_with(out, [*roots, *(file.parent for file in before.marks)])
     with (
         hold_target(out),
         open_pool(jobs, executor=executor, writes=out.parent, reads=roots) as pool,
@@ -105,7 +113,7 @@ def prepare(
     ):
         made = plan(loaded, videos=videos, jobs=pool, log=log, scratch=scratch)
         announce(made)
-        refuse_overlap(out, made.selection, roots)
+        refuse_overlap(out, made.selection)
         meta = [file for root in roots for file in files_below(root / "meta")]
         sources = before.only([*meta, *selection_files(made.selection)])
         if made.videos == "transcode":

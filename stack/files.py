@@ -63,7 +63,8 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    # File names that are not UTF-8 count as the bytes that they are.
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def tree_files(root: Path) -> list[Path]:

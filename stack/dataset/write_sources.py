@@ -115,5 +115,23 @@ def refuse_overlap_with(out: Path, folders: Iterable[Path]) -> None:
             )
 
 
+def refuse_odd_names(paths: Iterable[Path]) -> None:
+    """Refuse folders whose names are not UTF-8: neither Parquet's reader nor JSON can say them.
+
+    Raises:
+        BadRequest: naming the first.
+    """
+    for path in paths:
+        try:
+            str(path.absolute()).encode()
+        except UnicodeEncodeError:
+            raise BadRequest(
+                "path-not-utf8",
+                "the name of the folder is not UTF-8 (an archive from another system, or another locale)",
+                where=repr(os.fsencode(path.absolute()))[1:],
+                do="rename the folder, or run in a UTF-8 locale",
+            ) from None
+
+
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))  # unlike Path.resolve, no error where links go round in a circle

@@ -84,7 +84,8 @@ def plan(
         selected, filled = fill_cameras(features, selected, scans, fps, place)
     infos |= {entry.info.file: entry.info for entry in filled}
     selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
-    notes = plan_notes(sources, selected, scans)
+    # File names that are not UTF-8 can be told, and printed, only as escapes.
+    notes = tuple(t.encode(errors="backslashreplace").decode() for t in plan_notes(sources, selected, scans))
     made = Plan(
         manifest.name,
         selection,

@@ -20,6 +20,7 @@ from stack.dataset.write_plan import Caps, FilePlan, Videos, plan_files
 from stack.dataset.write_size import output_size, refuse_small_disk
 from stack.dataset.write_sources import (
     Snapshot,
+    refuse_odd_names,
     refuse_overlap,
     refuse_overlap_with,
     selection_files,
@@ -103,6 +104,7 @@ def prepare(
             do="name another --out, or move the folder away",
         )
     roots = [loaded.path(source.path) for source in loaded.manifest.sources]
+    refuse_odd_names([out, *roots])
     before = take_snapshot(file for root in roots for file in files_below(root))
     # Before anything is put beside the target; links may lead out of a source's folder.
     refuse_overlap_with(out, [*roots, *(file.parent for file in before.marks)])

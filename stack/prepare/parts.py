@@ -9,8 +9,8 @@ from pathlib import Path
 from stack.dataset.own_code import code_digest
 from stack.dataset.write_sources import Snapshot
 from stack.files import sha256_file, sha256_text, tree_files
+from stack.prepare.ancestry import PATH
 from stack.prepare.blueprint import Plan
-from stack.prepare.provenance import PATH
 
 KEY_LENGTH = 16
 

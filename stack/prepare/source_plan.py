@@ -28,6 +28,7 @@ def choose(
             chosen = choose_episodes(dataset, source, where)
             parts[dataset.name] = choose_features(dataset, manifest, features, where)
             renamed = choose_cameras(dataset, manifest, cameras, where)
+            _refuse_one_name_for_two(parts[dataset.name], renamed, where)
         except StackError as error:
             problems.add(error)
             continue
@@ -43,6 +44,16 @@ def choose(
         if len(sources) == len(datasets) and not any(name in source.cameras for source in sources):
             problems.add(nowhere(name, where))
     return tuple(sources), parts
+
+
+def _refuse_one_name_for_two(features: Mapping[str, Part], cameras: Mapping[str, str], where: str) -> None:
+    if both := sorted(features.keys() & cameras.keys()):
+        raise BadRequest(
+            "prepare-name-twice",
+            f"'{both[0]}' would be a feature and a camera; one would hide the other",
+            where=where,
+            do=f"call features.{both[0]} otherwise, or say under cameras which ones to keep",
+        )
 
 
 def recipe_of(source: SourcePlan, parts: Mapping[str, Part], tasks: dict[int, str]) -> Recipe:

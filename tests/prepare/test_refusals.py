@@ -278,3 +278,22 @@ def test_what_several_episodes_suffer_is_one_list(load, pair: Path, deliveries) 
     assert error.what.count("prepare-not-finite") == 2
     assert 'exclude_episodes: ["1-2", 4]' in pasted(error) and error.do.count("exclude the episode") == 1
     assert len(plan(load(pasted(error))).selection.episodes) == 2
+
+
+def test_a_name_for_two_things_or_for_none(load, pair: Path) -> None:
+    """A camera of a feature's name would hide it; a name with a path in it would lead out of the folder."""
+    head = "observation.images.head"
+    error = refusal(load, f"sources: [{{path: {pair}/a}}]\nfeatures: {{{head}: [{{from: action}}]}}\n")
+    assert error.id == "prepare-name-twice" and head in error.what
+    feature = "features: {c: [{from: action}]}\n"
+    for text in (
+        f"{feature}cameras: {{c: {{from: {head}}}}}\n",
+        f"cameras: {{a/b: {{from: {head}}}}}\n",
+        f"cameras: {{../../../away: {{from: {head}}}}}\n",
+        f"cameras: {{..: {{from: {head}}}}}\n",
+        f'cameras: {{"a\\0b": {{from: {head}}}}}\n',
+        'features: {".": [{from: action}]}\n',
+    ):
+        with pytest.raises(StackError) as caught:
+            load(f"sources: [{{path: {pair}/a}}]\n{text}")
+        assert caught.value.exit == Exit.BAD_REQUEST and ":" in caught.value.where

@@ -19,7 +19,7 @@ from stack.manifests.dataset import Source
 from stack.prepare.blueprint import Plan, SourcePlan
 from stack.prepare.camera_plan import camera_feature, fill_cameras
 from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
-from stack.prepare.notes import plan_notes
+from stack.prepare.notes import plan_notes, sound_notes
 from stack.prepare.problems import Problems, Settles
 from stack.prepare.reconcile import (
     common_features,
@@ -85,7 +85,8 @@ def plan(
     infos |= {entry.info.file: entry.info for entry in filled}
     selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
     # File names that are not UTF-8 can be told, and printed, only as escapes.
-    notes = tuple(t.encode(errors="backslashreplace").decode() for t in plan_notes(sources, selected, scans))
+    told = (*plan_notes(sources, selected, scans), *sound_notes(selected, scans))
+    notes = tuple(text.encode(errors="backslashreplace").decode() for text in told)
     made = Plan(
         manifest.name,
         selection,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from stack.dataset.own_code import code_digest
 from stack.dataset.write_sources import Snapshot
 from stack.files import sha256_file, sha256_text, tree_files
+from stack.folders import PARTIAL_MARK
 from stack.prepare.ancestry import PATH
 from stack.prepare.blueprint import Plan
 
@@ -44,3 +46,16 @@ def finished_part(root: Path, part: Plan) -> str | None:
     if there.keys() != meant.keys() or any(sha256_file(there[name]) != meant[name] for name in meant):
         return None
     return digest
+
+
+def remove_strays(folder: Path, names: Iterable[str]) -> None:
+    """Take away what is no part, and no half-written part, of a split."""
+    known = tuple(names)
+    for entry in list(folder.iterdir()):
+        half = any(entry.name.startswith(f".{name}{PARTIAL_MARK}") for name in known)
+        if entry.name in known or half:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

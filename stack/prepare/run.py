@@ -33,7 +33,7 @@ from stack.folders import hold_target, refuse_existing, whole_folder
 from stack.manifests import DatasetManifest, Loaded
 from stack.prepare.blueprint import Plan
 from stack.prepare.episodes import ranges
-from stack.prepare.parts import finished_part, parts_key
+from stack.prepare.parts import finished_part, parts_key, remove_strays
 from stack.prepare.planning import plan
 from stack.prepare.provenance import write_provenance
 from stack.prepare.split import split_plan
@@ -127,6 +127,7 @@ def prepare(
         parts = split_plan(made, split, str(loaded.file))
         key = parts_key(parts.values(), sources, f"{made.videos} {caps}")
         with whole_folder(out, resume_key=key) as folder:
+            remove_strays(folder, parts)
             written = [_write_part(part, folder / name, writing) for name, part in parts.items()]
             sources.check()
     return _join_parts(made, out, written)

@@ -509,6 +509,8 @@ def test_a_split_goes_on_after_a_kill(split, tmp_path: Path) -> None:
     (half,) = partial.glob(".val.partial-*/")
     made = {f.name: f.stat().st_ino for f in output_files(half).values()}
     assert whole and made and not (partial / "val").exists()
+    (partial / "notes.txt").write_text("somebody's")
+    (partial / "other").mkdir()
     lines: list[str] = []
     out = target / "out"
     done = prepare(load_dataset_manifest(manifest), out=out, jobs=1, caps=CAPS, log=lines.append)
@@ -518,6 +520,7 @@ def test_a_split_goes_on_after_a_kill(split, tmp_path: Path) -> None:
     assert made.items() <= kept.items()
     assert tree_digest(out) == tree_digest(right.out)
     assert [p.name for p in target.iterdir()] == ["out"]
+    assert sorted(p.name for p in out.iterdir()) == ["train", "val"]
     for part, other in zip(done.parts, right.parts, strict=True):
         assert (part.episodes, part.frames, part.notes) == (other.episodes, other.frames, other.notes)
         assert part.content_digest == other.content_digest

@@ -60,6 +60,9 @@ def _direct_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
         click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core."),
+        click.option(
+            "--executor", metavar="tcp://HOST:PORT", help="Let the workers of this Dask scheduler work."
+        ),
         click.option("--replace", is_flag=True, help="Swap the dataset at DST once the new one stands."),
         click.option(
             "--decide",
@@ -111,6 +114,7 @@ def _write_directly(
         out=out,
         videos=options["videos"],
         jobs=options["jobs"],
+        executor=options["executor"],
         replace=options["replace"],
         log=log,
     )

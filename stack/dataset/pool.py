@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stack.errors import BadRequest, WorkFailed
-from stack.files import LOCK_NAME, PARTIAL_MARK
+from stack.folders import LOCK_NAME, PARTIAL_MARK
 
 WORTH_A_START_S = 1.0  # a fresh worker takes about this long to import what it needs
 WORTH_A_FORK_S = 0.1

@@ -23,7 +23,8 @@ from stack.dataset.own_code import code_digest
 from stack.dataset.pool import Pool
 from stack.dataset.progress import Log, Progress, Unit
 from stack.errors import StackError, WorkFailed
-from stack.files import disk_error, sha256_file, sha256_text
+from stack.files import sha256_file, sha256_text
+from stack.folders import disk_error
 
 RECORDS = ".resume"
 ATTEMPT = "attempt-"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from stack.dataset.model import ClipRef
 from stack.dataset.pictures import PictureJob, sample_pictures
 from stack.dataset.selection import Recipe, Selected, Selection
-from stack.dataset.stats import CameraSample, sample_camera
+from stack.dataset.stats import CameraSample, Stats, sample_camera
+from stack.dataset.stats_stored import Evidence
+from stack.dataset.video import VideoInfo
 from stack.dataset.write_files import (
     DataDone,
     DataJob,
@@ -21,6 +24,7 @@ from stack.dataset.write_files import (
 from stack.dataset.write_plan import FilePlan, VideoFile, Videos
 from stack.dataset.write_resume import Work, keyed
 
+Samples: TypeAlias = Mapping[tuple[str, int], Evidence]
 NOWHERE = Path()  # each attempt gets a folder of its own
 
 
@@ -32,6 +36,29 @@ class Works:
     videos: list[Work[VideoDone]]
     samples: list[Work[CameraSample]]
     sampled: list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the works gave: files in the plan's order; samples by camera and episode index."""
+
+    data: list[DataDone]
+    videos: list[VideoDone]
+    samples: Samples
+
+    def infos(self, plan: FilePlan) -> dict[str, VideoInfo]:
+        """Camera -> what its first file is."""
+        infos: dict[str, VideoInfo] = {}
+        for entry, movie in zip(plan.videos, self.videos, strict=True):
+            infos.setdefault(entry.camera, movie.info)
+        return infos
+
+    def stats(self) -> dict[int, dict[str, Stats]]:
+        """Episode index -> feature -> statistics of that episode."""
+        episodes = {index: dict(stats) for done in self.data for index, stats in done.stats.items()}
+        for (camera, index), sample in self.samples.items():
+            episodes[index][camera] = sample.stats()
+        return episodes
 
 
 def plan_works(selection: Selection, plan: FilePlan, videos: Videos) -> Works:

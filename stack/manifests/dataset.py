@@ -207,8 +207,13 @@ class DatasetManifest(Strict):
         for feature, slices in (self.features or {}).items():
             if not slices:
                 raise ValueError(f"features.{feature} has no slice; leave the feature out to drop it")
-            if "/" in feature:
-                raise ValueError(f"feature names must not contain '/': {feature}")
+        for name in (*(self.features or {}), *(self.cameras or {})):
+            if "/" in name:
+                raise ValueError(f"feature names must not contain '/': {name}")
+            if name in ("", ".", "..") or not name.isprintable():
+                raise ValueError(f"{name!r} is no name for a feature or camera")
+        if both := sorted({*(self.features or {})} & {*(self.cameras or {})}):
+            raise ValueError(f"'{both[0]}' stands under features and under cameras; one would hide the other")
         return self
 
     @model_validator(mode="after")

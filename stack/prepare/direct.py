@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def request(
         if drop_episodes is not None:
             entry["exclude_episodes"] = drop_episodes
         entries.append(entry)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-") or "dataset"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(os.path.realpath(out)).name).lstrip("._-") or "dataset"
     document = {
         "schema": "stack/dataset/1",
         "name": name,
@@ -81,8 +82,12 @@ def run(
     jobs: int | None,
     replace: bool,
     log: Log,
+    executor: str | None = None,
 ) -> Prepared:
     """Show the plan, line by line, then do it.
+
+    Args:
+        executor: address of a Dask scheduler whose workers do the work.
 
     Raises:
         StackError: as `prepare`, with the options that would settle it.
@@ -93,7 +98,16 @@ def run(
             log(line)
 
     with _Hints():
-        return prepare(loaded, out=out, videos=videos, jobs=jobs, replace=replace, log=log, announce=announce)
+        return prepare(
+            loaded,
+            out=out,
+            videos=videos,
+            jobs=jobs,
+            executor=executor,
+            replace=replace,
+            log=log,
+            announce=announce,
+        )
 
 
 def preview(loaded: Loaded[DatasetManifest], *, videos: str | None, jobs: int | None) -> str:
@@ -118,7 +132,7 @@ class _Hints:
         options = [
             f"--decide {key}={value}"
             for key, value in (("timestamps", "restamp"), ("missing_cameras", "drop"))
-            if f"{{{key}: {value}}}" in error.do
+            if re.search(rf"decide: \{{.*\b{key}: {value}\b", error.do)
         ]
         if "robot_type: " in error.do:
             options.append("--robot-type NAME")
@@ -147,8 +161,8 @@ def _names(sources: Sequence[Path]) -> list[str]:
     """Folder names, told apart by a number where they repeat."""
     names: list[str] = []
     for path in sources:
-        name, number = path.resolve().name, 2
+        name, number = Path(os.path.realpath(path)).name, 2
         while name in names:
-            name, number = f"{path.resolve().name}-{number}", number + 1
+            name, number = f"{Path(os.path.realpath(path)).name}-{number}", number + 1
         names.append(name)
     return names

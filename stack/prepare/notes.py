@@ -59,3 +59,16 @@ def _cut_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]
         "encoded anew, the rest is copied"
         for (name, camera), episodes in cut.items()
     ]
+
+
+def sound_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
+    """Cameras whose files hold sound, which no policy reads and no written file has."""
+    heard: dict[tuple[str, str], list[int]] = {}
+    for item, scan in zip(selected, scans, strict=True):
+        for camera, info in scan.videos.items():
+            if info.has_audio:
+                heard.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
+    return [
+        f"{name}: {camera} has sound in episodes {ranges(episodes)}; it is left out"
+        for (name, camera), episodes in heard.items()
+    ]

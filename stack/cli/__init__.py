@@ -14,6 +14,7 @@ from stack.cli.checks import audit, demo, doctor, mend
 from stack.cli.data import convert, drop, merge, prepare, stats
 from stack.cli.models import mirror
 from stack.cli.options import Commands
+from stack.cli.report import report
 from stack.cli.runs import reproduce, sweep, train
 from stack.cli.track import track
 from stack.errors import Exit, StackError
@@ -61,5 +62,6 @@ def _keep_traceback() -> str:
 
 for command in (
     doctor, demo, audit, mend, prepare, convert, merge, drop, stats, mirror, sweep, train, reproduce, track,
+    report,
 ):  # fmt: skip
     cli.add_command(command)

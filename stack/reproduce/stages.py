@@ -19,7 +19,7 @@ from stack.manifests import (
     load_models_manifest,
 )
 from stack.reproduce.hashing import HashCache, code_digest
-from stack.reproduce.provenance import Provenance
+from stack.reproduce.provenance import Provenance, write_provenance
 from stack.reproduce.stage import Outcome, Stage, StageResult
 
 Log = Callable[[str], None]
@@ -140,9 +140,9 @@ def _prepare(context: Context) -> Stage:
         sources[source.path] = context.cache.tree(path)
 
     def work(out: Path, _resume: bool) -> Outcome:
-        from stack.prepare import prepare
+        from stack.prepare.record import prepare_recorded
 
-        prepared = prepare(context.dataset, out=out, log=context.log)
+        prepared = prepare_recorded(context.dataset, out=out, parent=context.parent, log=context.log)
         provenance = read_json(out / "meta" / "provenance.json", what="provenance")
         return Outcome(
             {
@@ -285,6 +285,7 @@ def _sweep(context: Context) -> Stage:
     def work(out: Path, _resume: bool) -> Outcome:
         from stack.sweep import sweep
 
+        write_provenance(out, context.provenance)
         result = sweep(
             context.run,
             dataset=context.done["prepare"].folder,
@@ -313,6 +314,7 @@ def _train(context: Context) -> Stage:
     def work(out: Path, resume: bool) -> Outcome:
         from stack.train import train
 
+        write_provenance(out, context.provenance)
         result = train(
             context.run,
             dataset=context.done["prepare"].folder,

@@ -43,9 +43,15 @@ class Journal:
     An existing journal is continued: its run_id stays, and an `attempt` line begins the next attempt of the
     same run.
 
+    Attributes:
+        is_continued: there was a journal already.
+
     Raises:
         OSError: the journal cannot be opened at all. No later call raises one; see `problem`.
     """
+
+    is_continued: bool
+    _file: int
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         known = read_run_id(folder / JOURNAL)
         self._open(folder, known or uuid.uuid4().hex)
+        self.is_continued = known is not None
         process = {"pid": os.getpid(), "process": this_process()}
         when = {} if started_unix_s is None else {"t": int(started_unix_s * 1000)}
         if known is None:
@@ -86,6 +93,7 @@ class Journal:
             return None
         journal = cls.__new__(cls)
         journal._open(folder, known)
+        journal.is_continued = True
         return journal
 
     def params(self, params: Mapping[str, Any]) -> None:
@@ -143,8 +151,11 @@ class Journal:
         self._write("end", status=status)
 
     def close(self) -> None:
+        """Leave the file; what is written after this waits in memory and goes with it."""
         self._flush()
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
     @property
     def problem(self) -> str | None:

@@ -225,8 +225,10 @@ def _take(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
     elif kind == "metrics":
         _take_metrics(result, record, with_points=with_points)
     elif kind == "resume":
-        result.tags[names.RESUMED_AFTER] = str(int(record["step"]))
-        prefix = result.curves.resume(int(record["step"]))
+        step = int(record["step"])
+        if result.attempts > 1:
+            result.tags[names.RESUMED_AFTER] = str(step)
+        prefix = result.curves.resume(step)
         result.points += prefix if with_points else []
     elif kind == "dataset":
         _take_dataset(result, record)

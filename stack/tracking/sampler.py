@@ -1,8 +1,8 @@
 """System metrics: host, npu and cuda, sampled beside a run into its journal.
 
-MLflow's own monitors know no npu, and end for good at the first request that fails. This one asks the vendor's
-tool in a process of its own and never waits for it: `poll` is called often, and does what is due. The step of
-a sample is the run's age in seconds.
+MLflow's own monitors know no npu, and end for good at the first request that fails. This one asks the
+vendor's tool in a process of its own and never waits for it: `poll` is called often, and does what is due.
+The step of a sample is the attempt's age in seconds.
 
 Sources: proc(5) for the host; `nvidia-smi --help-query-gpu`; for `npu-smi info`, whose table has no stable
 widths, the columns between its bars as the driver's own source prints them (two rows a chip). The npu reader
@@ -181,7 +181,7 @@ def read_npu(table: str) -> dict[str, float]:
 def _chip(number: str, upper: list[str], lower: list[str]) -> dict[str, float]:
     chip = (re.findall(r"\d+", lower[0]) or ["0"])[0]
     at = f"npu/{number}" if chip == "0" else f"npu/{number}-{chip}"
-    power, temperature = (upper[2].split() + ["-", "-"])[:2]
+    power, temperature = [*upper[2].split(), "-", "-"][:2]
     core = lower[2].split()[:1]
     pairs = re.findall(r"(\d+)\s*/\s*(\d+)", lower[2])
     values = {f"{at}/power_w": power, f"{at}/temp_c": temperature}

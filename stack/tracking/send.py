@@ -100,6 +100,10 @@ def _send_newest(
     fresh = replay(content, where=str(path), points_from=sent.shipped_bytes)
     if parent is not None:
         fresh.tags[names.PARENT_RUN] = parent.info.run_id
+        verdict = parent.data.tags.get(names.VERDICT)
+        if verdict is not None and fresh.tags[names.KIND] == names.kind_of(names.TRAIN):
+            # The chain judges the training, after the training's own record has ended.
+            fresh.tags.setdefault(names.VERDICT, verdict)
     elif fresh.parent is not None:
         fresh.note(f"its parent run {fresh.parent} is not on the server yet; ship the parent's folder")
     points += _send_facts(fresh, run, remote)

@@ -56,7 +56,7 @@ def train(
     _clear(job, resume)
     job.write(job.out / JOB)
     journal = open_journal(loaded, job, parent)
-    recorder = Recorder(job.events, journal, run.train.steps, log)
+    recorder = Recorder(job, journal, log)
     ranks = run.device.count
     try:
         ended = run_child(
@@ -65,6 +65,7 @@ def train(
             output=job.out / OUTPUT,
             on_poll=recorder.poll,
         )
+        recorder.close()
         result = _read_result(job, ended)
     except StackError as error:
         journal.event("error", id=error.id, what=error.what, where=error.where)

@@ -53,7 +53,12 @@ def _register(use: ModelUse, fresh: Replay, run: Any, remote: Remote) -> None:
         def create() -> Any:
             # A lost answer may have made the version already.
             return _find(use.name, key, remote) or remote.client.create_model_version(
-                use.name, source=source, run_id=run.info.run_id, tags=tags, description=said
+                use.name,
+                source=source,
+                run_id=run.info.run_id,
+                tags=tags,
+                description=said,
+                await_creation_for=None,
             )
 
         version = remote.call(create)

@@ -35,6 +35,8 @@ th { background: #f4f6f8; font-weight: 600 } td.num, th.num { text-align: right;
 .dim { color: #5b6875 } .bad { color: #b3261e; font-weight: 600 } .good { color: #1d6b3f; font-weight: 600 }
 .a { color: #365f8c; font-weight: 600 } .b { color: #b3261e; font-weight: 600 }
 svg { max-width: 100%; height: auto; display: block; margin: .4rem 0 }
+.curves { display: grid; grid-template-columns: 1fr 1fr; gap: .4rem 1rem }
+.curves svg:first-child { grid-column: 1 / 3 } .good, .bad { white-space: nowrap }
 summary { cursor: pointer; font-weight: 600; margin: .6rem 0 }
 @media print { tr, svg { break-inside: avoid } }
 """
@@ -44,7 +46,9 @@ def report_page(run: RunRecord) -> str:
     """The page of one run: how it ended, what it was, its curves, its speed, its parameters."""
     said = run.said
     parts = [_heading(run)]
-    parts.append(_table([(tag, said.tags.get(tag, "")) for tag in _tags_first(said.tags)], ("", "")))
+    tags = {key: value for one in reversed(run.all_below()) for key, value in one.said.tags.items()}
+    shown = [tag for tag in FIRST_TAGS if tags.get(tag)] + _further_tags(said.tags)
+    parts.append(_table([(tag, tags[tag]) for tag in shown], ("", "")))
     parts += _verdict(run.folder)
     if len(run.all_below()) > 1 or len(run.attempts) > 1:
         parts += ["<h2>Runs and attempts</h2>", _runs(run)]
@@ -53,6 +57,7 @@ def report_page(run: RunRecord) -> str:
     parts.append("<h2>Curves</h2>")
     parts += _single_curves(run)
     parts += ["<h2>Performance</h2>", *_performance([("", run)])]
+    parts += _sweeps([("", run)])
     params = {key: value for one in reversed(run.all_below()) for key, value in one.said.params.items()}
     parts += ["<h2>Parameters</h2>", _table(sorted(params.items()), ("parameter", "value"))]
     parts += _references(run)
@@ -73,7 +78,7 @@ def comparison_page(a: RunRecord, b: RunRecord) -> str:
     parts.append("<h2>Curves</h2>")
     parts += _compared_curves(pair)
     parts += ["<h2>Performance</h2>", *_performance(pair)]
-    parts += _compared_sweeps(pair)
+    parts += _sweeps(pair)
     return _page(f"{a.said.name} and {b.said.name}", parts)
 
 
@@ -117,8 +122,8 @@ def _single_curves(run: RunRecord) -> list[str]:
                 for attempt in one.attempts
                 if len(attempt.curves.get(key, ())) > 1
             ]
-            parts.append(_chart(lines, key if one is run else f"{one.said.name}: {key}"))
-    return parts or ["<p class='dim'>None.</p>"]
+            parts.append(_chart(lines, key, key if one is run else f"{one.said.name}: {key}"))
+    return _grid(parts) or ["<p class='dim'>None.</p>"]
 
 
 def _compared_curves(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
@@ -130,8 +135,8 @@ def _compared_curves(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
             for mark, one in of_kind
             if len(one.curves.get(key, ())) > 1
         ]
-        parts.append(_chart(lines, key))
-    return parts or ["<p class='dim'>Neither has any.</p>"]
+        parts.append(_chart(lines, key, key))
+    return _grid(parts) or ["<p class='dim'>Neither has any.</p>"]
 
 
 def _curve_keys(runs: Sequence[RunRecord]) -> list[str]:
@@ -148,13 +153,16 @@ def _curve_keys(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(keys, key=order)
 
 
-def _chart(lines: Sequence[Line], key: str) -> str:
+def _grid(charts: Sequence[str]) -> list[str]:
+    return ["<div class='curves'>", *charts, "</div>"] if charts else []
+
+
+def _chart(lines: Sequence[Line], key: str, title: str) -> str:
     is_clock = any(part in key for part in ("npu/", "cuda/", "host/"))
     scaled = lines
-    title = key
     if key.endswith("_bytes"):
         scaled = [Line(line.name, [(x, y / 1e9) for x, y in line.points]) for line in lines]
-        title = f"{key.removesuffix('_bytes')}, GB"
+        title = f"{title.removesuffix('_bytes')}, GB"
     x = "seconds since the attempt began" if is_clock else "step"
     return line_chart(
         scaled, title=title, x=x, height=300 if key == names.LOSS else 220, log=key == names.LOSS
@@ -183,7 +191,7 @@ def _performance(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
     return [_table(rows, head, numeric=True)] if rows else ["<p class='dim'>No figures.</p>"]
 
 
-def _compared_sweeps(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
+def _sweeps(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
     bars = []
     for mark, run in pair:
         for sweep in run.all_below():
@@ -196,7 +204,8 @@ def _compared_sweeps(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
     if not bars:
         return []
     drawn = [
-        DrawnBar(f"{mark}: {name}", value, word) for name, mark, value, word in sorted(bars, key=_by_point)
+        DrawnBar(f"{mark}: {name}" if mark else name, value, word)
+        for name, mark, value, word in sorted(bars, key=_by_point)
     ]
     return ["<h2>Sweeps</h2>", bar_chart(drawn, title="samples a second of each point", unit="samples/s")]
 
@@ -259,12 +268,9 @@ def _references(run: RunRecord) -> list[str]:
     return ["<h2>Checkpoints</h2>", _table(rows, ("", "step", "path", "size", "sha256"))] if rows else []
 
 
-def _tags_first(tags: Mapping[str, str]) -> list[str]:
-    first = [tag for tag in FIRST_TAGS if tags.get(tag)]
-    rest = sorted(
-        t for t in tags if t not in FIRST_TAGS and not t.startswith(BOOKKEEPING) and t != names.SHIPPED
-    )
-    return [*first, *rest]
+def _further_tags(tags: Mapping[str, str]) -> list[str]:
+    passed = (*BOOKKEEPING, names.SHIPPED)
+    return sorted(tag for tag in tags if tag not in FIRST_TAGS and not tag.startswith(passed))
 
 
 def _outcome(run: RunRecord) -> str:

@@ -43,7 +43,7 @@ def main() -> int:
         Line(
             f"ship {STEPS:,} steps x {METRICS} metrics, a journal of {megabytes:.0f} MB",
             f"{report.duration_s:.1f} s, {spent:.1f} CPU-s here; {report.points_sent:,} points",
-            f"MLflow's client, {STEPS * METRICS:,} points: {rival_s:.0f} s, {rival_s / report.duration_s:.0f}x",
+            f"MLflow, {STEPS * METRICS:,} points: {rival_s:.0f} s, {rival_s / report.duration_s:.0f}x",
             f"under {SHIP_BAR_S:.0f} s",
             report.duration_s < SHIP_BAR_S,
             is_busy(),

@@ -63,7 +63,7 @@ class Remote:
     def experiment(self, name: str) -> str:
         """The id of an experiment, made with its description where it is not there yet."""
         if name not in self._experiments:
-            self._experiments[name] = self.call(self._find_or_make_experiment, name)
+            self._experiments[name] = self._find_or_make_experiment(name)
         return self._experiments[name]
 
     def find_run(self, run_id: str) -> Any | None:
@@ -150,18 +150,22 @@ class Remote:
 
     def ensure_model(self, name: str) -> None:
         """Make a registered model where there is none of the name."""
+        if name not in self._models:
+            self._make(self.client.create_registered_model, name)
+            self._models.add(name)
+
+    def _make(self, function: Callable[[str], Any], name: str) -> None:
+        """Make what may be there already."""
         from mlflow.exceptions import MlflowException
 
         def make() -> None:
             try:
-                self.client.create_registered_model(name)
+                function(name)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
 
-        if name not in self._models:
-            self.call(make)
-            self._models.add(name)
+        self.call(make)
 
     def rename(self, mlflow_run_id: str, name: str) -> None:
         self.call(self.client.update_run, mlflow_run_id, name=name)
@@ -173,17 +177,11 @@ class Remote:
             self.call(self.client.set_terminated, mlflow_run_id, status, end_ms)
 
     def _find_or_make_experiment(self, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
-        found = self.client.get_experiment_by_name(name)
+        found = self.call(self.client.get_experiment_by_name, name)
         if found is None:
-            try:
-                self.client.create_experiment(name)
-            except MlflowException as error:
-                # Another shipper was quicker, or a first try of ours that was not answered.
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            found = self.client.get_experiment_by_name(name)
+            # Another shipper may be quicker, or a first try of ours was not answered.
+            self._make(self.client.create_experiment, name)
+            found = self.call(self.client.get_experiment_by_name, name)
         if found is None or found.lifecycle_stage != "active":
             raise NotAble(
                 "track-experiment-deleted",
@@ -200,7 +198,7 @@ class Remote:
         for key, value in views.experiment_tags(experiment.experiment_id, name).items():
             is_said = key == names.DESCRIPTION and there.get(key)
             if there.get(key) != value and not is_said:
-                self.client.set_experiment_tag(experiment.experiment_id, key, value)
+                self.call(self.client.set_experiment_tag, experiment.experiment_id, key, value)
 
     def _search(self, run_id: str) -> list[Any]:
         found = self._search_all(f"tags.`{names.RUN_ID}` = '{run_id}'")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from stack.errors import StackError
 from stack.files import read_json, write_json, write_text
 from stack.manifests import DatasetManifest, Loaded
+from stack.prepare.blueprint import Plan
 from stack.prepare.provenance import PATH
 from stack.prepare.run import Prepared, prepare
 from stack.prepare.summary import summary
@@ -24,15 +27,43 @@ def record_folder(out: Path) -> Path:
 
 
 def prepare_recorded(
-    loaded: Loaded[DatasetManifest], *, out: Path, parent: str | None = None, **options: Any
+    loaded: Loaded[DatasetManifest],
+    *,
+    out: Path,
+    parent: str | None = None,
+    announce: Callable[[Plan], None] = lambda _: None,
+    **options: Any,
 ) -> Prepared:
     """`prepare`, with a journal in `record_folder(out)`; arguments and errors are those of `prepare`.
+
+    A request that is refused before anything is written leaves no record, and no mark on an earlier one.
 
     Args:
         parent: run_id of the journal that this one is nested under.
     """
-    folder = record_folder(out)
-    manifest = loaded.manifest
+    started_unix_s = time.time()
+    opened: list[Journal] = []
+
+    def begin(made: Plan) -> None:
+        opened.append(_open(loaded, out, parent, started_unix_s))
+        announce(made)
+
+    try:
+        prepared = prepare(loaded, out=out, announce=begin, **options)
+        for journal in opened:
+            _close(journal, prepared)
+        return prepared
+    except BaseException as error:
+        for journal in opened:
+            _close_failed(journal, error)
+        raise
+    finally:
+        for journal in opened:
+            journal.close()
+
+
+def _open(loaded: Loaded[DatasetManifest], out: Path, parent: str | None, started_unix_s: float) -> Journal:
+    manifest, folder = loaded.manifest, record_folder(out)
     journal = Journal(
         folder,
         name=f"{manifest.name} prepare",
@@ -40,21 +71,18 @@ def prepare_recorded(
         parent=parent,
         tags={names.DATASET: manifest.name, names.DEVICE: "cpu"},
         description=f"Deliveries made into one dataset by `{loaded.file.name}`",
+        started_unix_s=started_unix_s,
     )
     write_json(folder / "dataset.json", redacted(manifest.model_dump(mode="json", by_alias=True)))
     journal.artifact(folder / "dataset.json")
-    try:
-        prepared = prepare(loaded, out=out, **options)
-        _close(journal, prepared)
-        return prepared
-    except BaseException as error:
-        if isinstance(error, StackError):
-            journal.event("error", id=error.id, what=error.what, where=error.where)
-            journal.tags({names.OUTCOME: "refused", names.MESSAGE: error.what})
-        journal.end("FAILED" if isinstance(error, Exception) else "KILLED")
-        raise
-    finally:
-        journal.close()
+    return journal
+
+
+def _close_failed(journal: Journal, error: BaseException) -> None:
+    if isinstance(error, StackError):
+        journal.event("error", id=error.id, what=error.what, where=error.where)
+        journal.tags({names.OUTCOME: "refused", names.MESSAGE: error.what})
+    journal.end("FAILED" if isinstance(error, Exception) else "KILLED")
 
 
 def _close(journal: Journal, prepared: Prepared) -> None:

@@ -74,7 +74,7 @@ class Remote:
     def find_attempts(self, run_id: str) -> dict[int, Any]:
         """MLflow runs of the journal's `run_id` by attempt; of doubles, left by lost answers, one is kept."""
         found: dict[int, Any] = {}
-        for run in self.call(self._search, run_id):
+        for run in self._search(run_id):
             if _attempt(run) in found:
                 self.call(self.client.delete_run, run.info.run_id)
             else:
@@ -84,19 +84,21 @@ class Remote:
     def running_children(self, run_id: str) -> list[Any]:
         """MLflow runs below the journal's `run_id` that the server believes to be running."""
         where = f"tags.`{names.PARENT}` = '{run_id}' AND attributes.status = 'RUNNING'"
-        return list(self.call(self._search_all, where))
+        return self._search_all(where)
 
     def create_run(
         self, experiment_id: str, run_id: str, attempt: int, name: str, start_ms: int, tags: Mapping[str, str]
     ) -> Any:
         """A new run for an attempt; its page shows tags in this order, those set later after them."""
 
+        is_retry = False
+
         def create() -> Any:
+            nonlocal is_retry
             # A lost answer may have made the run already.
-            found = [run for run in self._search(run_id) if _attempt(run) == attempt]
-            if found:
-                return found[0]
-            return self.client.create_run(
+            found = self.find_attempts(run_id).get(attempt) if is_retry else None
+            is_retry = True
+            return found or self.client.create_run(
                 experiment_id, start_time=start_ms, tags={**tags, names.RUN_ID: run_id}, run_name=name
             )
 
@@ -205,8 +207,9 @@ class Remote:
         return sorted(found, key=lambda run: str(run.info.run_id))
 
     def _search_all(self, where: str) -> list[Any]:
-        ids = [experiment.experiment_id for experiment in self.client.search_experiments()]
-        return list(self.client.search_runs(ids, where)) if ids else []
+        # One request a call: a server that fails now and then must not fail all of a longer one.
+        ids = [experiment.experiment_id for experiment in self.call(self.client.search_experiments)]
+        return list(self.call(self.client.search_runs, ids, where)) if ids else []
 
     def _wait_for_health(self) -> None:
         # MLflow's own tries are slow to give up; a server that is away is told in seconds.

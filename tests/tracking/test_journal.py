@@ -49,7 +49,7 @@ def test_what_does_not_fit_into_memory_is_counted(tmp_path: Path, monkeypatch: p
         for step in range(100):
             journal.metrics({"train/loss": float(step)}, step=step)
         journal.end("FAILED")
-    journal.close()
+        journal.close()
     assert [r["kind"] for r in read_journal(tmp_path / JOURNAL)].count("end") == 0
     again = Journal(tmp_path, name="r", experiment="stack/train")
     with SmallDisk(10):

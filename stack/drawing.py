@@ -46,12 +46,20 @@ class Span:
     is_wrong: bool = False
 
 
-def line_chart(lines: Sequence[Line], *, title: str, x: str, height: float = 300.0, log: bool = False) -> str:
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x: str,
+    width: float = WIDTH,
+    height: float = 300.0,
+    log: bool = False,
+) -> str:
     """Curves over a common x axis; `log` draws y by its logarithm where all values are positive."""
     lines = [Line(line.name, _thin([p for p in line.points if _finite(p)])) for line in lines]
     lines = [line for line in lines if line.points]
     if not lines:
-        return _svg(60, [_text(LEFT, 40, "no points", DIM)], title)
+        return _svg(60, [_text(LEFT, 40, "no points", DIM)], title, width)
     xs = [p[0] for line in lines for p in line.points]
     ys = [p[1] for line in lines for p in line.points]
     log = log and min(ys) > 0
@@ -59,7 +67,7 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, height: float = 300
     first, last = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
 
     def at_x(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - first) / (last - first)
+        return LEFT + (width - LEFT - RIGHT) * (value - first) / (last - first)
 
     def at_y(value: float) -> float:
         share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
@@ -67,11 +75,11 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, height: float = 300
 
     parts = [_text(LEFT, 18, title, INK, size=14)]
     for tick in decades(low, high) if log else ticks(low, high):
-        parts += [_rule(LEFT, at_y(tick), WIDTH - RIGHT, at_y(tick), GRID)]
+        parts += [_rule(LEFT, at_y(tick), width - RIGHT, at_y(tick), GRID)]
         parts += [_text(LEFT - 8, at_y(tick) + 4, number(tick), DIM, "end")]
     for tick in ticks(first, last):
         parts.append(_text(at_x(tick), height - BOTTOM + 18, number(tick), DIM, "middle"))
-    parts.append(_text(WIDTH - RIGHT, height - 6, x, DIM, "end"))
+    parts.append(_text(width - RIGHT, height - 6, x, DIM, "end"))
     for index, line in enumerate(lines):
         colour = COLOURS[index % len(COLOURS)]
         path = " ".join(f"{at_x(a):.1f},{at_y(b):.1f}" for a, b in line.points)
@@ -84,8 +92,8 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, height: float = 300
             shape = f"<polyline points='{path}' fill='none' stroke='{colour}' stroke-width='1.7'"
             parts.append(f"{shape} stroke-linejoin='round'><title>{escape(ends)}</title></polyline>")
     if len(lines) > 1:
-        parts += _key([line.name for line in lines], height)
-    return _svg(height + (_key_height(lines) if len(lines) > 1 else 0), parts, title)
+        parts += _key([line.name for line in lines], width, height)
+    return _svg(height + (_key_height(lines) if len(lines) > 1 else 0), parts, title, width)
 
 
 def bar_chart(bars: Sequence[Bar], *, title: str, unit: str = "") -> str:
@@ -193,19 +201,20 @@ def _signed_log(value: float) -> float:
     return math.copysign(math.log10(1 + abs(value)), value)
 
 
-def _key(names: Sequence[str], height: float) -> Iterable[str]:
+def _key(names: Sequence[str], width: float, height: float) -> Iterable[str]:
+    column, room = (width - LEFT) / 2, int((width - LEFT) / 2 / 7.2)
     for index, name in enumerate(names):
-        x, y = LEFT + 400 * (index % 2), height + 8 + 18 * (index // 2)
+        x, y = LEFT + column * (index % 2), height + 8 + 18 * (index // 2)
         yield _rect(x, y, 14, 4, COLOURS[index % len(COLOURS)], name)
-        yield _text(x + 20, y + 7, name if len(name) <= 56 else f"{name[:55]}…", INK)
+        yield _text(x + 20, y + 7, name if len(name) <= room else f"{name[: room - 1]}…", INK)
 
 
 def _key_height(lines: Sequence[Line]) -> float:
     return 12 + 18 * math.ceil(len(lines) / 2)
 
 
-def _svg(height: float, parts: Iterable[str], said: str) -> str:
-    size = f"viewBox='0 0 {WIDTH:.0f} {height:.0f}' width='{WIDTH:.0f}' height='{height:.0f}'"
+def _svg(height: float, parts: Iterable[str], said: str, width: float = WIDTH) -> str:
+    size = f"viewBox='0 0 {width:.0f} {height:.0f}' width='{width:.0f}' height='{height:.0f}'"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' role='img' aria-label='{escape(said)}' {size} {FONT}>"
     return f"{head}<rect width='100%' height='100%' fill='#fff'/>{''.join(parts)}</svg>"
 

@@ -22,7 +22,6 @@ FIRST_TAGS = (
 )  # fmt: skip
 GROUPS = ("train/", "eval/", "perf/", "mem/", "data/", "npu/", "cuda/", "host/")
 BOOKKEEPING = ("stack.run_id", "stack.parent_run_id", "stack.kind", "stack.attempt", "mlflow.", "stack.run")
-UNITS = {"_s": "s", "_bytes": "GB", "_frac": "%", "_w": "W", "_c": "C"}
 STYLE = """
 body { font: 15px/1.5 system-ui, "Noto Sans", "Noto Sans CJK SC", sans-serif; max-width: 62rem;
   margin: 2rem auto; padding: 0 1rem 4rem; color: #1c2733 }
@@ -36,7 +35,7 @@ th { background: #f4f6f8; font-weight: 600 } td.num, th.num { text-align: right;
 .a { color: #365f8c; font-weight: 600 } .b { color: #b3261e; font-weight: 600 }
 svg { max-width: 100%; height: auto; display: block; margin: .4rem 0 }
 .curves { display: grid; grid-template-columns: 1fr 1fr; gap: .4rem 1rem }
-.curves svg:first-child { grid-column: 1 / 3 } .good, .bad { white-space: nowrap }
+.curves svg[width='900'] { grid-column: 1 / 3 } .good, .bad { white-space: nowrap }
 summary { cursor: pointer; font-weight: 600; margin: .6rem 0 }
 @media print { tr, svg { break-inside: avoid } }
 """
@@ -164,9 +163,9 @@ def _chart(lines: Sequence[Line], key: str, title: str) -> str:
         scaled = [Line(line.name, [(x, y / 1e9) for x, y in line.points]) for line in lines]
         title = f"{title.removesuffix('_bytes')}, GB"
     x = "seconds since the attempt began" if is_clock else "step"
-    return line_chart(
-        scaled, title=title, x=x, height=300 if key == names.LOSS else 220, log=key == names.LOSS
-    )
+    if key == names.LOSS:
+        return line_chart(scaled, title=title, x=x, log=True)
+    return line_chart(scaled, title=title, x=x, width=460, height=200)
 
 
 def _performance(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
@@ -314,8 +313,8 @@ def _figure(key: str, value: float) -> str:
         return _bytes(value)
     if key.endswith("duration_s"):
         return _duration(value)
-    unit = next((unit for suffix, unit in UNITS.items() if key.endswith(suffix) and unit == "s"), "")
-    return f"{number(value)} {unit}".rstrip()
+    is_seconds = key.endswith("_s") and not key.endswith("_per_s")
+    return f"{number(value)} s" if is_seconds else number(value)
 
 
 def _bytes(value: float) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -150,8 +151,9 @@ def test_time_outs_and_500s_end_in_an_error_and_the_next_call_ends_the_work(
 
 def test_a_shipper_beside_a_run_waits_for_a_server_that_is_away_at_start(tmp_path: Path, store: Any) -> None:
     journal = run_of(tmp_path / "runs" / "run")
-    with Server.start(tmp_path / "store") as first:
-        port = int(first.uri.rsplit(":", 1)[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
     said: list[str] = []
     code = (
         "import importlib, sys\nfrom pathlib import Path\nfrom stack.tracking import remote\n"
@@ -159,7 +161,7 @@ def test_a_shipper_beside_a_run_waits_for_a_server_that_is_away_at_start(tmp_pat
         "remote.WAIT_S = 0.05\nmodule.FOLLOW_SHARE = 0\n"
         "module.follow(Path(sys.argv[1]), sys.argv[2], every_s=0.3, log=print)\n"
     )
-    command = [sys.executable, "-u", "-c", code, str(tmp_path / "runs"), first.uri]
+    command = [sys.executable, "-u", "-c", code, str(tmp_path / "runs"), f"http://127.0.0.1:{port}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         said.append(child.stdout.readline())

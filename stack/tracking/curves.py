@@ -10,14 +10,14 @@ journal, so that replaying sends the same ones. The whole curve stays in the jou
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 DENSE = 500
 OF_THIS_ATTEMPT = ("final_", "host/", "npu/", "cuda/")
 """Values whose step is none of the training; an attempt does not take them over from the one before."""
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One metric value; `t_ms` is milliseconds since the epoch."""
 
     key: str
@@ -37,7 +37,7 @@ def is_shown(number: int) -> bool:
 @dataclass
 class _Curve:
     count: int = 0
-    last: Point | None = None
+    last: tuple[str, float, int, int] | None = None
     shown: list[tuple[int, Point]] = field(default_factory=list)
 
     @property
@@ -52,15 +52,19 @@ class Curves:
         self._now: dict[str, _Curve] = {}
         self._before: dict[str, _Curve] = {}
 
-    def take(self, point: Point) -> bool:
-        """Add a point; whether it is sent."""
-        curve = self._now.setdefault(point.key, _Curve())
-        number, curve.last = curve.count, point
-        curve.count += 1
+    def take(self, key: str, value: float, t_ms: int, step: int) -> Point | None:
+        """Add a point; it is returned if it is to be sent."""
+        curve = self._now.get(key)
+        if curve is None:
+            curve = self._now[key] = _Curve()
+        number = curve.count
+        curve.count = number + 1
+        curve.last = (key, value, t_ms, step)
         if not is_shown(number):
-            return False
+            return None
+        point = Point(*curve.last)
         curve.shown.append((number, point))
-        return True
+        return point
 
     def next_attempt(self) -> None:
         self._before, self._now = self._now, {}
@@ -79,7 +83,7 @@ class Curves:
 
     def tail(self) -> list[Point]:
         """The last point of each curve, where it was not sent yet."""
-        return [c.last for c in self._now.values() if c.last is not None and c.shown[-1][1] is not c.last]
+        return [Point(*c.last) for c in self._now.values() if c.last and c.shown[-1][1] != c.last]
 
     def thinned(self) -> str | None:
         """What is left out, in words; None where nothing is."""

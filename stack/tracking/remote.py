@@ -7,20 +7,19 @@ which cannot, searches for the run before it makes one.
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
 
-from stack.errors import BadRequest, NotAble
+from stack.errors import NotAble
 from stack.tracking import names, views
+from stack.tracking.address import prepare_environment, without_login
 from stack.tracking.curves import Point
-from stack.tracking.replay import DIGEST_CHARACTERS, DatasetUse
+from stack.tracking.limits import DIGEST_CHARACTERS, batches, text_bytes
+from stack.tracking.replay import DatasetUse
 from stack.tracking.secrets import redacted_text
 
 HEALTH_TIMEOUT_S = 10
@@ -29,12 +28,9 @@ TRIES = 3
 WAIT_S = 1.0
 METRICS_A_BATCH = 1000
 ENTRIES_A_BATCH = 100
-TEXT_BYTES_A_BATCH = 400_000  # a request of more than 1,000,000 bytes is refused
 TAG_OF_INPUT_CHARACTERS = 500
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 T = TypeVar("T")
-K = TypeVar("K")
 
 
 class Remote:
@@ -46,8 +42,8 @@ class Remote:
     """
 
     def __init__(self, server: str) -> None:
-        self.uri, host = _without_login(server)
-        _prepare_environment(host)
+        self.uri, host = without_login(server)
+        prepare_environment(host, TIMEOUT_S)
         self._wait_for_health()
         self.client = _new_client(self.uri)
         self._experiments: dict[str, str] = {}
@@ -107,14 +103,14 @@ class Remote:
     def log_params(self, mlflow_run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        for batch in _batches(params.items(), ENTRIES_A_BATCH, _text_bytes):
+        for batch in batches(params.items(), ENTRIES_A_BATCH, text_bytes):
             entries = [Param(key, value) for key, value in batch]
             self.call(self.client.log_batch, mlflow_run_id, params=entries)
 
     def set_tags(self, mlflow_run_id: str, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        for batch in _batches(tags.items(), ENTRIES_A_BATCH, _text_bytes):
+        for batch in batches(tags.items(), ENTRIES_A_BATCH, text_bytes):
             entries = [RunTag(key, value) for key, value in batch]
             self.call(self.client.log_batch, mlflow_run_id, tags=entries)
 
@@ -247,21 +243,6 @@ class Remote:
         )
 
 
-def _without_login(server: str) -> tuple[str, str]:
-    """The address and its host; a login in it goes where MLflow's client looks, and into no message."""
-    parts = urlsplit(server.rstrip("/"))
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadRequest(
-            "track-bad-server",
-            f"{redacted_text(server)!r} is not the address of a tracking server",
-            do="give one like http://127.0.0.1:5000",
-        )
-    if parts.username is not None:
-        os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
-        os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), parts.hostname
-
-
 def _attempt(run: Any) -> int:
     number = run.data.tags.get(names.ATTEMPT, "1")
     return int(number) if number.isdigit() else 1
@@ -301,23 +282,6 @@ def _is_passing(error: Exception) -> bool:
     return False
 
 
-def _prepare_environment(host: str) -> None:
-    os.environ.update(
-        MLFLOW_DISABLE_TELEMETRY="true",
-        DO_NOT_TRACK="true",
-        MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",  # we try again ourselves, and know when not to
-        MLFLOW_HTTP_REQUEST_TIMEOUT=str(TIMEOUT_S),
-        MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
-        MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
-    )
-    if host in LOOPBACK:
-        # A site's proxy must not be asked for this machine's own server.
-        for key in ("NO_PROXY", "no_proxy"):
-            listed = [entry for entry in os.environ.get(key, "").split(",") if entry]
-            os.environ[key] = ",".join([*listed, *(name for name in LOOPBACK if name not in listed)])
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-
-
 def _new_client(uri: str) -> Any:
     try:
         from mlflow.tracking import MlflowClient
@@ -326,25 +290,6 @@ def _new_client(uri: str) -> Any:
             "track-no-mlflow", f"MLflow is not installed here: {error}", do="run `make setup`"
         ) from error
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _batches(entries: Iterable[K], most: int, size: Callable[[K], int]) -> Iterable[list[K]]:
-    batch: list[K] = []
-    filled_bytes = 0
-    for entry in entries:
-        entry_bytes = size(entry)
-        if batch and (len(batch) == most or filled_bytes + entry_bytes > TEXT_BYTES_A_BATCH):
-            yield batch
-            batch, filled_bytes = [], 0
-        batch.append(entry)
-        filled_bytes += entry_bytes
-    if batch:
-        yield batch
-
-
-def _text_bytes(entry: tuple[str, str]) -> int:
-    # Requests are JSON in ASCII, where any other character takes six bytes, or twelve.
-    return sum(1 if character.isascii() else 12 for text in entry for character in text) + 64
 
 
 def _cut_tag(tag: Any) -> Any:

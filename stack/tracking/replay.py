@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -22,12 +22,16 @@ from typing import Any
 from stack.errors import BadRequest
 from stack.tracking import names
 from stack.tracking.curves import Curves, Point
+from stack.tracking.limits import (
+    PARAM_CHARACTERS,
+    TAG_CHARACTERS,
+    changed_text,
+    clean_key,
+    cut,
+    key_after,
+)
 from stack.tracking.liveness import lives
 
-PARAM_CHARACTERS = 6000
-TAG_CHARACTERS = 8000
-KEY_CHARACTERS = 250
-DIGEST_CHARACTERS = 32  # MLflow takes 36; a whole sha256 has 64
 EVENTS_KEPT = 1000
 ENDS = (names.OUTCOME, names.VERDICT, names.MESSAGE, names.NONFINITE, names.RESUMED_AFTER)
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it goes into a search expression
@@ -83,6 +87,7 @@ class Replay:
     datasets: list[DatasetUse] = field(default_factory=list)
     models: list[ModelUse] = field(default_factory=list)
     curves: Curves = field(default_factory=Curves)
+    metric_keys: dict[str, str] = field(default_factory=dict)  # as written: as sent
     earlier_params: dict[str, str] = field(default_factory=dict)
     earlier_datasets: list[DatasetUse] = field(default_factory=list)
     artifacts: dict[tuple[str, str], None] = field(default_factory=dict)  # (path, to), in order
@@ -155,28 +160,6 @@ def replay(content: bytes, *, where: str, points_from: int = 0, is_over: bool = 
     result.unreadable_lines = unreadable
     _finish(result, process, is_over=is_over)
     return result
-
-
-def clean_key(key: str, note: Callable[[str], None]) -> str:
-    """A key that MLflow takes: word characters, `_-. :/`, no path tricks, at most 250 characters."""
-    parts = re.sub(r"[^/\w.\- :]", "_", key).split("/")
-    cleaned = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
-    if cleaned.startswith(".."):
-        cleaned = f"_{cleaned}"
-    if len(cleaned) > KEY_CHARACTERS:
-        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-        cleaned = f"{cleaned[: KEY_CHARACTERS - 9]}-{digest}"
-    if cleaned != key:
-        note(f"name {key[:80]!r} shown as {cleaned[:80]!r}")
-    return cleaned
-
-
-def cut(value: str, limit: int) -> str:
-    """At most `limit` characters, the last ones saying how many there were."""
-    if len(value) <= limit:
-        return value
-    mark = f" ... (cut; {len(value)} characters in all)"
-    return value[: limit - len(mark)] + mark
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -267,25 +250,17 @@ def _take_params(result: Replay, params: Mapping[str, Any]) -> None:
         key, value = clean_key(str(raw_key), result.note), str(raw_value)
         if len(value) > PARAM_CHARACTERS:
             digest = hashlib.sha256(value.encode()).hexdigest()
-            result.tags[_key_after(names.PARAM_CUT, key)] = (
+            result.tags[key_after(names.PARAM_CUT, key)] = (
                 f"{len(value)} characters, shown cut to {PARAM_CHARACTERS}; sha256 {digest}"
             )
             value = cut(value, PARAM_CHARACTERS)
         before = result.earlier_params.get(key)
         first = result.params.setdefault(key, value)
-        tag = _key_after(names.PARAM_CHANGED, key)
+        tag = key_after(names.PARAM_CHANGED, key)
         if value != first or tag in result.tags:
             result.tags[tag] = changed_text(first, value, result.attempts)
         elif before is not None and before != value:
             result.tags[tag] = changed_text(before, value, result.attempts)
-
-
-def changed_text(first: str, now: str, attempt: int) -> str:
-    return cut(f"{cut(first, 3000)} -> {cut(now, 3000)} (attempt {attempt})", TAG_CHARACTERS)
-
-
-def _key_after(prefix: str, key: str) -> str:
-    return (prefix + key)[:KEY_CHARACTERS]
 
 
 def _take_tags(result: Replay, tags: Mapping[str, Any]) -> None:
@@ -295,14 +270,17 @@ def _take_tags(result: Replay, tags: Mapping[str, Any]) -> None:
 
 
 def _take_metrics(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
+    t_ms, step, keys = record["t"], int(record["step"]), result.metric_keys
     for raw_key, value in record["metrics"].items():
-        key = clean_key(str(raw_key), result.note)
+        key = keys.get(raw_key)
+        if key is None:
+            key = keys[raw_key] = clean_key(str(raw_key), result.note)
         if not math.isfinite(value):
-            details = {"t": record["t"], "event": "nonfinite", "metric": key, "step": record["step"]}
+            details = {"t": t_ms, "event": "nonfinite", "metric": key, "step": step}
             _take_event(result, {**details, "value": str(value)})
             continue
-        point = Point(key, float(value), record["t"], int(record["step"]))
-        if result.curves.take(point) and with_points:
+        point = result.curves.take(key, float(value), t_ms, step)
+        if point is not None and with_points:
             result.points.append(point)
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from stack.drawing import Bar as DrawnBar
-from stack.drawing import Line, bar_chart, line_chart, number
+from stack.drawing import Line, bar_chart, line_chart
 from stack.files import read_json
 from stack.tracking import names
 from stack.tracking.record_read import RunRecord
-from stack.tracking.secrets import redacted_text
+from stack.tracking.report_html import duration, figure, flat, page, size, table, when
 
 FIRST_TAGS = (
     names.VERDICT, names.OUTCOME, names.MESSAGE, names.DATASET, names.DATASET_DIGEST, names.WEIGHTS,
@@ -22,23 +21,6 @@ FIRST_TAGS = (
 )  # fmt: skip
 GROUPS = ("train/", "eval/", "perf/", "mem/", "data/", "npu/", "cuda/", "host/")
 BOOKKEEPING = ("stack.run_id", "stack.parent_run_id", "stack.kind", "stack.attempt", "mlflow.", "stack.run")
-STYLE = """
-body { font: 15px/1.5 system-ui, "Noto Sans", "Noto Sans CJK SC", sans-serif; max-width: 62rem;
-  margin: 2rem auto; padding: 0 1rem 4rem; color: #1c2733 }
-h1 { font-size: 1.45rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-top: 2.2rem;
-  border-top: 1px solid #d8dee5; padding-top: .8rem } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; vertical-align: top;
-  padding: .3rem .6rem; border-bottom: 1px solid #d8dee5; overflow-wrap: anywhere }
-th { background: #f4f6f8; font-weight: 600 } td.num, th.num { text-align: right; white-space: nowrap;
-  font-variant-numeric: tabular-nums } td:first-child { white-space: nowrap }
-.dim { color: #5b6875 } .bad { color: #b3261e; font-weight: 600 } .good { color: #1d6b3f; font-weight: 600 }
-.a { color: #365f8c; font-weight: 600 } .b { color: #b3261e; font-weight: 600 }
-svg { max-width: 100%; height: auto; display: block; margin: .4rem 0 }
-.curves { display: grid; grid-template-columns: 1fr 1fr; gap: .4rem 1rem }
-.curves svg[width='900'] { grid-column: 1 / 3 } .good, .bad { white-space: nowrap }
-summary { cursor: pointer; font-weight: 600; margin: .6rem 0 }
-@media print { tr, svg { break-inside: avoid } }
-"""
 
 
 def report_page(run: RunRecord) -> str:
@@ -47,7 +29,7 @@ def report_page(run: RunRecord) -> str:
     parts = [_heading(run)]
     tags = {key: value for one in reversed(run.all_below()) for key, value in one.said.tags.items()}
     shown = [tag for tag in FIRST_TAGS if tags.get(tag)] + _further_tags(said.tags)
-    parts.append(_table([(tag, tags[tag]) for tag in shown], ("", "")))
+    parts.append(table([(tag, tags[tag]) for tag in shown], ("", "")))
     parts += _verdict(run.folder)
     if len(run.all_below()) > 1 or len(run.attempts) > 1:
         parts += ["<h2>Runs and attempts</h2>", _runs(run)]
@@ -58,9 +40,9 @@ def report_page(run: RunRecord) -> str:
     parts += ["<h2>Performance</h2>", *_performance([("", run)])]
     parts += _sweeps([("", run)])
     params = {key: value for one in reversed(run.all_below()) for key, value in one.said.params.items()}
-    parts += ["<h2>Parameters</h2>", _table(sorted(params.items()), ("parameter", "value"))]
+    parts += ["<h2>Parameters</h2>", table(sorted(params.items()), ("parameter", "value"))]
     parts += _references(run)
-    return _page(f"{said.name}: {said.tags[names.OUTCOME]}", parts)
+    return page(f"{said.name}: {said.tags[names.OUTCOME]}", parts)
 
 
 def comparison_page(a: RunRecord, b: RunRecord) -> str:
@@ -69,7 +51,7 @@ def comparison_page(a: RunRecord, b: RunRecord) -> str:
     parts = ["<h1>What differs</h1>"]
     parts += [
         f"<p><span class='{mark.lower()}'>{mark}</span> {escape(run.said.name)}, {_outcome(run)}, "
-        f"{_when(run.said.start_ms)} <span class='dim'>{escape(_place(run))}</span></p>"
+        f"{when(run.said.start_ms)} <span class='dim'>{escape(_place(run))}</span></p>"
         for mark, run in pair
     ]
     parts.append("<h2>Configuration</h2>")
@@ -78,7 +60,7 @@ def comparison_page(a: RunRecord, b: RunRecord) -> str:
     parts += _compared_curves(pair)
     parts += ["<h2>Performance</h2>", *_performance(pair)]
     parts += _sweeps(pair)
-    return _page(f"{a.said.name} and {b.said.name}", parts)
+    return page(f"{a.said.name} and {b.said.name}", parts)
 
 
 def configuration(run: RunRecord) -> dict[str, str]:
@@ -89,7 +71,7 @@ def configuration(run: RunRecord) -> dict[str, str]:
             continue  # a point's settings are its own
         found |= {key: value for key, value in one.said.tags.items() if not key.startswith(BOOKKEEPING)}
         found |= one.said.params
-        found |= dict(_flat(one.manifest()))
+        found |= dict(flat(one.manifest()))
     drop = (names.OUTCOME, names.VERDICT, names.MESSAGE, names.SHIPPED, names.THINNED, names.NONFINITE)
     return {key: value for key, value in found.items() if key not in drop}
 
@@ -109,7 +91,7 @@ def _differences(a: RunRecord, b: RunRecord) -> list[str]:
     told_equal = f"<p class='dim'>{equal} further settings and facts are equal.</p>"
     if not rows:
         return [f"<p class='good'>Nothing: all {equal} settings and facts are equal.</p>"]
-    return [_table(rows, ("", "A", "B")), told_equal]
+    return [table(rows, ("", "A", "B")), told_equal]
 
 
 def _single_curves(run: RunRecord) -> list[str]:
@@ -181,13 +163,13 @@ def _performance(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
     marks = [mark for mark, _ in pair]
     rows = []
     for key, own in values.items():
-        row = [key, *(_figure(key, own[m]) if m in own else "-" for m in marks)]
+        row = [key, *(figure(key, own[m]) if m in own else "-" for m in marks)]
         if len(marks) == 2:
             both = [own.get(mark) for mark in marks]
             row.append(f"{both[1] / both[0]:.3g}" if both[0] and both[1] is not None else "-")
         rows.append(tuple(row))
     head = ("", "") if len(marks) == 1 else ("", *marks, "B / A")
-    return [_table(rows, head, numeric=True)] if rows else ["<p class='dim'>No figures.</p>"]
+    return [table(rows, head, numeric=True)] if rows else ["<p class='dim'>No figures.</p>"]
 
 
 def _sweeps(pair: Sequence[tuple[str, RunRecord]]) -> list[str]:
@@ -216,7 +198,7 @@ def _by_point(bar: tuple[str, str, float | None, str]) -> tuple[list[int], str]:
 def _heading(run: RunRecord) -> str:
     said = run.said
     purpose = said.tags.get(names.DESCRIPTION, "")
-    spent = f"{_when(said.start_ms)}, {_duration(run.duration_s)}"
+    spent = f"{when(said.start_ms)}, {duration(run.duration_s)}"
     tries = f", {len(run.attempts)} attempts" if len(run.attempts) > 1 else ""
     return (
         f"<h1>{escape(said.name)}: {_outcome(run)}</h1><p>{escape(purpose)}</p>"
@@ -231,7 +213,7 @@ def _verdict(folder: Path) -> list[str]:
     rows = read_json(file, what="verdict").get("rows", [])
     marks = {True: "pass", False: "FAIL", None: "not judged"}
     cells = [(r["gate"], r["name"], r["expected"], r["got"], marks[r["ok"]]) for r in rows]
-    return ["<h2>Verdict</h2>", _table(cells, ("gate", "what", "expected", "got", ""))]
+    return ["<h2>Verdict</h2>", table(cells, ("gate", "what", "expected", "got", ""))]
 
 
 def _runs(run: RunRecord) -> str:
@@ -241,9 +223,9 @@ def _runs(run: RunRecord) -> str:
             number_of = f" (attempt {attempt.number})" if len(one.attempts) > 1 else ""
             is_last = attempt is one.attempts[-1]
             outcome = one.said.tags[names.OUTCOME] if is_last else attempt.status.lower()
-            spent = _duration((attempt.end_ms - attempt.start_ms) / 1000)
-            rows.append((f"{one.said.name}{number_of}", one.kind, outcome, _when(attempt.start_ms), spent))
-    return _table(rows, ("run", "kind", "outcome", "began", "took"))
+            spent = duration((attempt.end_ms - attempt.start_ms) / 1000)
+            rows.append((f"{one.said.name}{number_of}", one.kind, outcome, when(attempt.start_ms), spent))
+    return table(rows, ("run", "kind", "outcome", "began", "took"))
 
 
 def _events(run: RunRecord) -> list[str]:
@@ -255,7 +237,7 @@ def _events(run: RunRecord) -> list[str]:
          if k not in ("t", "time", "event")))
         for e in told
     ]  # fmt: skip
-    return [f"<h2>Events of {escape(run.said.name)}</h2>", _table(rows, ("", "", ""))]
+    return [f"<h2>Events of {escape(run.said.name)}</h2>", table(rows, ("", "", ""))]
 
 
 def _references(run: RunRecord) -> list[str]:
@@ -263,8 +245,8 @@ def _references(run: RunRecord) -> list[str]:
     for one in run.all_below():
         for model in one.said.models:
             name = f"{one.said.name}, {' and '.join(model.roles)}"
-            rows.append((name, str(model.step), model.path, _bytes(model.size_bytes), model.sha256))
-    return ["<h2>Checkpoints</h2>", _table(rows, ("", "step", "path", "size", "sha256"))] if rows else []
+            rows.append((name, str(model.step), model.path, size(model.size_bytes), model.sha256))
+    return ["<h2>Checkpoints</h2>", table(rows, ("", "step", "path", "size", "sha256"))] if rows else []
 
 
 def _further_tags(tags: Mapping[str, str]) -> list[str]:
@@ -279,66 +261,5 @@ def _outcome(run: RunRecord) -> str:
     return f"<span class='{'good' if is_good else 'bad'}'>{escape(word)}</span>"
 
 
-def _flat(value: Any, at: str = "") -> Iterable[tuple[str, str]]:
-    """A JSON value as (dotted key, text) pairs."""
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _flat(entry, f"{at}.{key}" if at else str(key))
-    elif isinstance(value, list) and any(isinstance(entry, (dict, list)) for entry in value):
-        for index, entry in enumerate(value):
-            yield from _flat(entry, f"{at}[{index}]")
-    else:
-        yield at, "none" if value is None else str(value)
-
-
-def _table(rows: Iterable[Sequence[str]], head: Sequence[str], *, numeric: bool = False) -> str:
-    kind = " class='num'" if numeric else ""
-    top = "".join(f"<th{kind if index else ''}>{escape(cell)}</th>" for index, cell in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind if i else ''}>{_cell(str(c))}</td>" for i, c in enumerate(row)) + "</tr>"
-        for row in rows
-    )
-    return f"<table>{f'<tr>{top}</tr>' if any(head) else ''}{body}</table>"
-
-
-def _cell(text: str) -> str:
-    shown = escape(text if len(text) <= 2000 else f"{text[:2000]} ...")
-    return {"pass": "<span class='good'>pass</span>", "FAIL": "<span class='bad'>FAIL</span>"}.get(
-        text, shown
-    )
-
-
-def _figure(key: str, value: float) -> str:
-    if key.endswith("_bytes"):
-        return _bytes(value)
-    if key.endswith("duration_s"):
-        return _duration(value)
-    is_seconds = key.endswith("_s") and not key.endswith("_per_s")
-    return f"{number(value)} s" if is_seconds else number(value)
-
-
-def _bytes(value: float) -> str:
-    return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.3f} MB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
-
-
-def _when(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-
-
 def _place(run: RunRecord) -> str:
     return run.folder.name
-
-
-def _page(title: str, parts: Iterable[str]) -> str:
-    body = redacted_text("\n".join(parts))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
-    )

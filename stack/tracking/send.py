@@ -19,20 +19,14 @@ from typing import Any
 
 from stack.tracking import names
 from stack.tracking.artifacts import send_artifacts
+from stack.tracking.limits import TAG_CHARACTERS, changed_text, cut
 from stack.tracking.registry import register
 from stack.tracking.remote import Remote
-from stack.tracking.replay import (
-    OUTCOMES,
-    TAG_CHARACTERS,
-    Replay,
-    attempt_ends,
-    changed_text,
-    cut,
-    replay,
-)
+from stack.tracking.replay import OUTCOMES, Replay, attempt_ends, replay
 from stack.tracking.watermark import known, mark_of, remember
 
 ENDED = ("FINISHED", "FAILED", "KILLED")
+BEGINNING_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -67,15 +61,17 @@ def send_journal(path: Path, head: Replay, root: Path, remote: Remote) -> Shippe
     ends = attempt_ends(content)
     there = remote.find_attempts(head.run_id)
     newest = max(len(ends), *there) if there else len(ends)
-    parent_id = replay(content, where=str(path), points_from=len(content)).parent
+    parent_id = _beginning(content, ends, len(ends), path).parent
     parent = remote.find_run(parent_id) if parent_id else None
     if newest not in there:
-        there[newest] = _create(content, newest, path, parent, remote)
+        there[newest] = _create(_beginning(content, ends, newest, path), newest, parent, remote)
     top = there[newest]
     points = 0
     for number in range(1, min(len(ends), newest - 1) + 1):
         part = content[: ends[number - 1]]
-        points += _send_superseded(part, number, there.get(number), top, path, remote)
+        if number not in there:
+            there[number] = _create(_beginning(content, ends, number, path), number, top, remote)
+        points += _send_superseded(part, number, there[number], top, path, remote)
     if newest > len(ends):
         # A copy of the folder that is behind the server: all that it has of its last attempt is there now.
         fresh = replay(content, where=str(path), points_from=len(content), is_over=True)
@@ -83,8 +79,16 @@ def send_journal(path: Path, head: Replay, root: Path, remote: Remote) -> Shippe
     return _send_newest(content, top, parent, path, root, points, remote)
 
 
-def _create(content: bytes, number: int, path: Path, parent: Any | None, remote: Remote) -> Any:
-    fresh = replay(content, where=str(path), points_from=len(content))
+def _beginning(content: bytes, ends: list[int], number: int, path: Path) -> Replay:
+    """What an attempt says at its beginning: enough to find its parent and to make its run."""
+    head = content[: content.find(b"\n") + 1] if number > 1 else b""
+    start = ends[number - 2] if number > 1 else 0
+    part = content[start : min(ends[number - 1], start + BEGINNING_BYTES)]
+    whole = part[: part.rfind(b"\n") + 1] or part
+    return replay(head + whole, where=str(path), points_from=len(content))
+
+
+def _create(fresh: Replay, number: int, parent: Any | None, remote: Remote) -> Any:
     experiment_id = parent.info.experiment_id if parent else remote.experiment(fresh.experiment)
     first = {key: fresh.tags[key] for key in names.FIRST_TAGS if key in fresh.tags}
     rest = {key: value for key, value in fresh.tags.items() if key not in (names.RUN_ID, names.OUTCOME)}
@@ -116,10 +120,8 @@ def _send_newest(
     return _shipped(fresh, path, run, points, artifacts, remote)
 
 
-def _send_superseded(part: bytes, number: int, run: Any | None, top: Any, path: Path, remote: Remote) -> int:
+def _send_superseded(part: bytes, number: int, run: Any, top: Any, path: Path, remote: Remote) -> int:
     """An attempt that was followed by another: below the newest one, with its curves as they were then."""
-    if run is None:
-        run = _create(part, number, path, top, remote)
     tags: dict[str, str] = run.data.tags
     mark, top_id = mark_of(part, len(part)), top.info.run_id
     if tags.get(names.SHIPPED) == mark and tags.get(names.SUPERSEDED) == top_id and run.info.status in ENDED:

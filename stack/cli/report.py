@@ -13,7 +13,9 @@ from stack.errors import BadRequest
 @click.command()
 @click.argument("runs", type=FOLDER, nargs=-1, required=True, metavar="RUN...")
 @click.option("--compare", is_flag=True, help="Two runs: what differs in configuration, curves, speed.")
-@click.option("--html", "to", type=FILE, help="Where to write; default: report.html in the first RUN.")
+@click.option(
+    "--html", "to", type=FILE, help="Where to write; default: beside the first RUN, RUN.report.html."
+)
 def report(runs: tuple[Path, ...], compare: bool, to: Path | None) -> None:
     """Make one self-contained HTML page of a run folder, or of what differs between two; no server is asked.
 
@@ -28,6 +30,8 @@ def report(runs: tuple[Path, ...], compare: bool, to: Path | None) -> None:
         raise BadRequest("report-count", f"{len(runs)} folders are given; the command takes {wanted}")
     read = [read_run(folder) for folder in runs]
     page = comparison_page(*read) if compare else report_page(read[0])
-    target = to or runs[0] / ("comparison.html" if compare else "report.html")
+    # Not into the folder: a stage's folder that changes is made anew.
+    own = runs[0].absolute()
+    target = to or own.with_name(f"{own.name}.{'comparison' if compare else 'report'}.html")
     write_text(target, page)
     click.echo(f"{target}")

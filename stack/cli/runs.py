@@ -43,18 +43,17 @@ def sweep(
 
     Example: stack sweep manifests/runs/demo-cpu.yaml
     """
-    from stack.reproduce.provenance import write_provenance
     from stack.sweep import sweep as run_sweep
 
     loaded, context = _open_run(manifest, work, overrides, allow_outside)
     out = out or context.folder / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    write_provenance(out, context.provenance)
     result = run_sweep(
         loaded,
         dataset=dataset or context.folder / "prepare",
         mirror=context.mirror,
         models=context.models.manifest,
         out=out,
+        record_provenance=context.record_provenance,
         log=log,
     )
     if not any(point.status == "ok" for point in result.points):
@@ -78,12 +77,10 @@ def train(
 
     Example: stack train manifests/runs/demo-cpu.yaml --out work/my-training
     """
-    from stack.reproduce.provenance import write_provenance
     from stack.train import train as run_train
 
     loaded, context = _open_run(manifest, work, overrides, allow_outside)
     out = out or context.folder / f"train-{time.strftime('%Y%m%d-%H%M%S')}"
-    write_provenance(out, context.provenance)
     result = run_train(
         loaded,
         dataset=dataset or context.folder / "prepare",
@@ -91,6 +88,7 @@ def train(
         models=context.models.manifest,
         out=out,
         resume=resume,
+        record_provenance=context.record_provenance,
         log=log,
     )
     click.echo(f"{result.outcome} after {result.steps} steps, results in {out}")

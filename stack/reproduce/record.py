@@ -94,9 +94,10 @@ class Recorder:
                 self._journal.artifact(path)
         write_provenance(folder, context.provenance)
         provenance = sorted((folder / "provenance").glob("*"))
-        for path in (folder / "manifest.json", folder / "prepare" / "meta" / "provenance.json", *provenance):
-            if path.exists():
-                self._journal.artifact(path, to="provenance")
+        for path in (folder / "manifest.json", *provenance):
+            self._journal.artifact(path, to="provenance")
+        if (of_data := folder / "prepare" / "meta" / "provenance.json").exists():
+            self._journal.artifact(of_data, to="provenance/dataset")
         for path in sorted([*folder.glob("train/figures/*.svg"), *folder.glob("sweep/figures/*.svg")]):
             self._journal.artifact(path, to="figures")
         self._tell_data()

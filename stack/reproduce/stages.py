@@ -57,6 +57,9 @@ class Context:
     def facts(self, stage: str) -> Mapping[str, Any]:
         return self.done[stage].facts
 
+    def record_provenance(self, folder: Path) -> None:
+        write_provenance(folder, self.provenance)
+
 
 def open_context(run: Loaded[RunManifest], work: Path, provenance: Provenance, log: Log) -> Context:
     """Load the manifests that the run names, and check that they fit together.
@@ -285,7 +288,6 @@ def _sweep(context: Context) -> Stage:
     def work(out: Path, _resume: bool) -> Outcome:
         from stack.sweep import sweep
 
-        write_provenance(out, context.provenance)
         result = sweep(
             context.run,
             dataset=context.done["prepare"].folder,
@@ -293,6 +295,7 @@ def _sweep(context: Context) -> Stage:
             models=context.models.manifest,
             out=out,
             parent=context.parent,
+            record_provenance=context.record_provenance,
             log=context.log,
         )
         points = [
@@ -314,7 +317,6 @@ def _train(context: Context) -> Stage:
     def work(out: Path, resume: bool) -> Outcome:
         from stack.train import train
 
-        write_provenance(out, context.provenance)
         result = train(
             context.run,
             dataset=context.done["prepare"].folder,
@@ -323,6 +325,7 @@ def _train(context: Context) -> Stage:
             out=out,
             resume=resume,
             parent=context.parent,
+            record_provenance=context.record_provenance,
             log=context.log,
         )
         if result.outcome == "stopped":

@@ -42,12 +42,13 @@ def sweep(
     models: ModelsManifest,
     out: Path,
     parent: str | None = None,
+    record_provenance: Callable[[Path], None] = lambda _: None,
     log: Callable[[str], None] = print,
 ) -> SweepResult:
     """Measure every point of the manifest's `sweep`, whatever became of the ones before.
 
     Args:
-        dataset, mirror, models, parent, log: as for `stack.train.train`.
+        dataset, mirror, models, parent, record_provenance, log: as for `stack.train.train`.
         out: gets result.json, a journal, and `points/d<devices>-b<batch>/` with a journal for each point.
 
     Raises:
@@ -62,6 +63,7 @@ def sweep(
     job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out)
     lines.detect_line()
     out.mkdir(parents=True, exist_ok=True)
+    record_provenance(out)
     journal = Journal(
         out,
         name=f"{run.name} sweep",

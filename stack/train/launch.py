@@ -33,6 +33,7 @@ def train(
     out: Path,
     resume: bool = False,
     parent: str | None = None,
+    record_provenance: Callable[[Path], None] = lambda _: None,
     log: Callable[[str], None] = print,
 ) -> TrainResult:
     """Train what `loaded` asks for, and judge nothing: the result says what happened.
@@ -43,6 +44,7 @@ def train(
         out: the run's folder: journal, checkpoints, result, the trainer's own output.
         resume: continue from the newest checkpoint in `out`; without one, start.
         parent: run_id of the journal that this one is nested under.
+        record_provenance: called with `out` once nothing refuses the run; fills its `provenance/`.
         log: gets progress lines.
 
     Raises:
@@ -54,6 +56,7 @@ def train(
     lines.detect_line()
     _check_devices(run)
     _clear(job, resume)
+    record_provenance(job.out)
     job.write(job.out / JOB)
     journal = open_journal(loaded, job, parent)
     recorder = Recorder(job, journal, log)

@@ -152,7 +152,7 @@ def test_what_is_no_single_run_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
     assert isinstance(result.exception, BadRequest) and "2 folders are given" in str(result.exception)
     result = CliRunner().invoke(cli, ["report", "--compare", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert result.exit_code == 0 and (tmp_path / "a" / "comparison.html").is_file()
+    assert result.exit_code == 0 and (tmp_path / "a.comparison.html").is_file()
 
 
 def test_charts_are_whole_xml_and_marks_stand_where_values_are() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ def prepare_recorded(
     out: Path,
     parent: str | None = None,
     announce: Callable[[Plan], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Prepared:
     """`prepare`, with a journal in `record_folder(out)`; arguments and errors are those of `prepare`.
 
-    A request that is refused before anything is written leaves no record, and no mark on an earlier one.
+    A request that is refused before anything is written leaves no record, and no mark on an earlier one. A
+    record that cannot be written is told to `log`, and is no reason not to prepare.
 
     Args:
         parent: run_id of the journal that this one is nested under.
@@ -45,13 +48,16 @@ def prepare_recorded(
     opened: list[Journal] = []
 
     def begin(made: Plan) -> None:
-        opened.append(_open(loaded, out, parent, started_unix_s))
+        with _no_hindrance(log):
+            opened.append(_open(loaded, out, parent, started_unix_s))
         announce(made)
 
     try:
-        prepared = prepare(loaded, out=out, announce=begin, **options)
+        prepared = prepare(loaded, out=out, announce=begin, log=log, **options)
         for journal in opened:
-            _close(journal, prepared)
+            with _no_hindrance(log):
+                _close(journal, prepared)
+            journal.end("FINISHED")
         return prepared
     except BaseException as error:
         for journal in opened:
@@ -60,6 +66,14 @@ def prepare_recorded(
     finally:
         for journal in opened:
             journal.close()
+
+
+@contextmanager
+def _no_hindrance(log: Callable[[str], None]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log(f"warning: the record of this preparation is not whole: {error}")
 
 
 def _open(loaded: Loaded[DatasetManifest], out: Path, parent: str | None, started_unix_s: float) -> Journal:
@@ -112,7 +126,6 @@ def _close(journal: Journal, prepared: Prepared) -> None:
     _record_sources(journal, prepared)
     write_text(folder / "summary.txt", redacted_text(summary(prepared)) + "\n")
     journal.artifact(folder / "summary.txt")
-    journal.end("FINISHED")
 
 
 def _record_sources(journal: Journal, prepared: Prepared) -> None:

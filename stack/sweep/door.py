@@ -11,7 +11,7 @@ from pathlib import Path
 from stack.devices import device_count, is_out_of_memory
 from stack.drawing import Bar, bar_chart
 from stack.errors import BadRequest
-from stack.files import read_json, write_json, write_text
+from stack.files import read_json, write_json
 from stack.manifests.load import Loaded
 from stack.manifests.models import ModelsManifest
 from stack.manifests.run import RunManifest, Sweep, SweepGroup
@@ -21,9 +21,10 @@ from stack.tracking.journal import Journal
 from stack.tracking.secrets import redacted
 from stack.train import lines
 from stack.train.child import Ended, environment, last_line, python_module, run_child
+from stack.train.figures import record_figure
 from stack.train.identity import data_facts
 from stack.train.job import Job, make_job
-from stack.train.record import FIGURES, MANIFEST, filter_tags, parameters, record_inputs
+from stack.train.record import MANIFEST, filter_tags, parameters, record_inputs
 
 POINTS = "points"
 OUTPUT = "point.log"
@@ -206,8 +207,7 @@ def _close(journal: Journal, result: SweepResult, out: Path) -> None:
     journal.tags({names.OUTCOME: "ok" if "ok" in statuses else "failed"})
     journal.artifact(out / RESULT)
     for name, text in figures(result).items():
-        write_text(out / FIGURES / name, text)
-        journal.artifact(out / FIGURES / name, to=FIGURES)
+        record_figure(journal, name, text)
     journal.end("FINISHED" if "ok" in statuses else "FAILED")
     journal.close()
 

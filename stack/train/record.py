@@ -12,24 +12,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stack.drawing import Line, Span, line_chart, span_chart
-from stack.files import read_json, sha256_file, write_json, write_text
+from stack.drawing import Line, line_chart
+from stack.files import read_json, sha256_file, write_json
 from stack.manifests.load import Loaded
 from stack.manifests.run import RunManifest
 from stack.tracking import names
 from stack.tracking.journal import Journal, Status
 from stack.tracking.sampler import Sampler, driver_version
 from stack.tracking.secrets import redacted
+from stack.train.figures import ranges_figure, record_figure
 from stack.train.identity import data_facts
 from stack.train.job import Job
 from stack.train.result import RESULT, TrainResult
 
 MANIFEST = "run.json"
 PROVENANCE = "provenance"
-FIGURES = "figures"
-NORMAL = (-1.0, 1.0)
-FAR = 10.0
-"""A normalised value beyond this is drawn in red."""
 METRICS = {
     "loss": names.LOSS,
     "lr": "train/lr",
@@ -129,9 +126,7 @@ def open_journal(loaded: Loaded[RunManifest], job: Job, parent: str | None) -> J
     journal.tags({"stack.manifest_sha256": loaded.fingerprint})
     record_inputs(journal, job)
     journal.artifact(job.out / MANIFEST)
-    ranges = job.out / FIGURES / "normalised-ranges.svg"
-    write_text(ranges, ranges_figure(job.dataset))
-    journal.artifact(ranges, to=FIGURES)
+    record_figure(journal, "normalised-ranges.svg", ranges_figure(job.dataset))
     return journal
 
 
@@ -176,27 +171,6 @@ def provenance_tags(found: dict[str, Any]) -> dict[str, str]:
         names.GIT: f"{found.get('revision') or 'none'}{dirty}",
         names.IMAGE: str(found.get("image") or "none"),
     }
-
-
-def ranges_figure(dataset: Path) -> str:
-    """Each channel of state and action from its least to its largest value, once normalised, as SVG.
-
-    lerobot normalises to 2 (v - q01) / (q99 - q01) - 1; what lies far outside [-1, 1] is what a policy of
-    this kind explodes on.
-    """
-    stats = read_json(dataset / "meta" / "stats.json", what="dataset's statistics")
-    spans = []
-    for feature in ("observation.state", "action"):
-        own = stats.get(feature, {})
-        if not {"min", "max", "q01", "q99"} <= own.keys():
-            continue
-        for index, values in enumerate(zip(*(own[key] for key in ("min", "max", "q01", "q99")), strict=True)):
-            low, high, q01, q99 = (float(value) for value in values)
-            if q99 > q01:
-                least, most = (2 * (value - q01) / (q99 - q01) - 1 for value in (low, high))
-                is_wrong = max(abs(least), abs(most)) > FAR
-                spans.append(Span(f"{feature.rpartition('.')[2]} {index}", least, most, is_wrong))
-    return span_chart(spans, title="normalised range of each channel; shaded: q01 to q99", band=NORMAL)
 
 
 def dataset_name(run: RunManifest) -> str:
@@ -253,8 +227,7 @@ def close_journal(journal: Journal, result: TrainResult, out: Path) -> None:
     journal.artifact(out / RESULT)
     if result.windows:
         losses = [Line("train/loss", [(float(step), loss) for step, loss in result.windows])]
-        write_text(out / FIGURES / "loss.svg", line_chart(losses, title="train/loss", x="step", log=True))
-        journal.artifact(out / FIGURES / "loss.svg", to=FIGURES)
+        record_figure(journal, "loss.svg", line_chart(losses, title="train/loss", x="step", log=True))
     run = read_json(out / MANIFEST, what="run's manifest")
     _record_models(journal, result, run["name"])
     journal.end(_STATUS.get(result.outcome, "FAILED"))

@@ -78,3 +78,12 @@ def test_a_preparation_that_fails_or_is_interrupted_says_so(
         prepare_recorded(loaded, out=tmp_path / "out", jobs=1)
     records = read_journal(record_folder(tmp_path / "out") / "journal.jsonl")
     assert [r["status"] for r in records if r["kind"] == "end"] == ["KILLED"]
+
+
+def test_a_record_that_cannot_be_written_hinders_nothing(two: Path, load: Any, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", list[str]()
+    record_folder(out).write_text("a file in its place")
+    loaded = load(MANIFEST.replace("A", str(two / "a")))
+    prepared = prepare_recorded(loaded, out=out, jobs=1, log=said.append)
+    assert prepared.episodes > 0 and (out / "meta/info.json").is_file()
+    assert any("the record of this preparation is not whole" in line for line in said)

@@ -12,8 +12,9 @@ import pytest
 from stack.files import write_json
 from stack.manifests import load_run_manifest
 from stack.tracking.journal import read_journal
+from stack.train.figures import ranges_figure
 from stack.train.job import Job
-from stack.train.record import Recorder, close_journal, open_journal, parameters, ranges_figure
+from stack.train.record import Recorder, close_journal, open_journal, parameters
 from stack.train.result import TrainResult
 
 WINDOW = {

@@ -22,7 +22,7 @@ from stack.tracking.journal import JOURNAL
 
 IS_LONG = bool(os.environ.get("STACK_LONG"))
 KILLS = 30 if IS_LONG else 4
-STEPS, STEP_S = (480, 0.5) if IS_LONG else (150, 0.08)  # below 500 points nothing is thinned
+STEPS, STEP_S = (480, 1.0) if IS_LONG else (150, 0.08)  # below 500 points nothing is thinned
 SAVE_EVERY = 20
 TRAINER = f"""
 import sys, time
@@ -118,23 +118,27 @@ def test_random_kills_lose_nothing_and_double_nothing(tmp_path: Path, store: Any
     whom += ["shipper", "server"]  # each at least once
     rng.shuffle(whom)
     whom.insert(0, "trainer")  # while it certainly runs
-    journal = actors.folder / "run" / JOURNAL
+    journal, killed = actors.folder / "run" / JOURNAL, list[str]()
     try:
         for who in whom:
             time.sleep(rng.uniform(0.2, 1.5))
             if who == "trainer" and actors.trainer is not None and actors.trainer.poll() is not None:
-                continue  # it has finished its steps before its time
+                who = "shipper"  # the trainer has finished its steps before its time
             actors.kill(who)
+            killed.append(who)
             time.sleep(rng.uniform(0.0, 0.5))
             actors.start(who)
         assert actors.trainer is not None and actors.shipper is not None
         actors.trainer.wait(timeout=300)
+        if actors.shipper.poll() is not None:
+            actors.start("shipper")  # it found the trainer killed, and its work done
         actors.shipper.wait(timeout=300)
         there = type(store)(actors.server)
         run_id = json.loads(journal.read_text().splitlines()[0])["run_id"]
         wanted = expected(journal)
         seen = there.attempts(run_id)
-        assert set(seen) == set(wanted) and len(wanted) > 1
+        assert set(seen) == set(wanted)
+        assert len(killed) == KILLS and len(wanted) == 1 + killed.count("trainer") > 1
         for number, run in seen.items():
             rows = [(key, step, value) for key, step, _, value in there.rows(run.info.run_id)]
             assert rows == sorted(wanted[number]), f"attempt {number}"

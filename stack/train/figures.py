@@ -38,6 +38,8 @@ def ranges_figure(dataset: Path) -> str:
         if not {"min", "max", "q01", "q99"} <= own.keys():
             continue
         for index, values in enumerate(zip(*(own[key] for key in ("min", "max", "q01", "q99")), strict=True)):
+            if not all(isinstance(value, (int, float)) for value in values):
+                continue  # the audit names statistics that are no numbers; a figure stops nothing
             low, high, q01, q99 = (float(value) for value in values)
             if q99 > q01:
                 least, most = (2 * (value - q01) / (q99 - q01) - 1 for value in (low, high))

@@ -98,7 +98,7 @@ class Recorder:
     def _window(self, event: dict[str, Any]) -> dict[str, float]:
         """The window's values under the names of the plan; one that the plan does not know is of train/."""
         values = {METRICS.get(key, f"train/{key}"): value for key, value in _numbers(event)}
-        if event["step_s"] > 0:
+        if event["step_s"] > 0 and "data_wait_s" in event:
             values["perf/data_wait_frac"] = event["data_wait_s"] / event["step_s"]
         values["data/epochs"] = event["step"] * self._train.global_batch / max(1, self._frames)
         return values

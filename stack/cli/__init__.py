@@ -14,6 +14,7 @@ from stack.cli.checks import audit, demo, doctor, mend
 from stack.cli.data import convert, drop, merge, prepare, stats
 from stack.cli.models import mirror
 from stack.cli.options import Commands, OwnProcess
+from stack.cli.report import report
 from stack.cli.runs import reproduce, sweep, train
 from stack.cli.supply import image, locks, mirror_sbom, mirror_wheels
 from stack.cli.track import track
@@ -62,7 +63,7 @@ def _keep_traceback() -> str:
 
 for command in (
     doctor, demo, audit, mend, prepare, convert, merge, drop, stats, mirror, sweep, train, reproduce, track,
-    image, locks,
+    image, locks, report,
 ):  # fmt: skip
     cli.add_command(command)
 mirror.add_command(mirror_wheels)

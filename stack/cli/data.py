@@ -38,7 +38,7 @@ def prepare(
     """
     from stack.manifests import load_dataset_manifest
     from stack.prepare import outline, summary
-    from stack.prepare import prepare as run_prepare
+    from stack.prepare.record import prepare_recorded
 
     loaded = load_dataset_manifest(manifest, overrides=overrides, allow_outside=allow_outside)
     if dry_run:
@@ -46,7 +46,7 @@ def prepare(
         return
     if out is None:
         raise BadRequest("prepare-no-out", "where to write is not given", do="add --out DIR, or --dry-run")
-    prepared = run_prepare(
+    prepared = prepare_recorded(
         loaded, out=out, videos=videos, jobs=jobs, executor=executor, replace=replace, log=log
     )
     click.echo(summary(prepared))

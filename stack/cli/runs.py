@@ -54,6 +54,7 @@ def sweep(
         mirror=context.mirror,
         models=context.models.manifest,
         out=out,
+        record_provenance=context.record_provenance,
         log=log,
     )
     if not any(point.status == "ok" for point in result.points):
@@ -96,6 +97,7 @@ def train(
         models=context.models.manifest,
         out=out,
         resume=resume,
+        record_provenance=context.record_provenance,
         log=log,
     )
     click.echo(f"{result.outcome} after {result.steps} steps, results in {out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -48,22 +49,25 @@ def track_server(work: Path, port: int | None, site: Path | None) -> None:
 @click.argument("folder", type=FOLDER)
 @click.option("--server", help="Address; default: a server over the store of --work, started for this.")
 @click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
-def track_ship(folder: Path, server: str | None, work: Path) -> None:
+@click.option("--follow", is_flag=True, help="Keep shipping beside a run, until no run below FOLDER runs.")
+def track_ship(folder: Path, server: str | None, work: Path, follow: bool) -> None:
     """Bring the journals below a run FOLDER to MLflow; what is there already stays as it is.
 
     Example: stack track ship work/runs/demo-cpu --server http://tracking.example:5000
     """
+    from stack.tracking.ship import follow as ship_following
     from stack.tracking.ship import ship
 
+    bring: Callable[..., object] = ship_following if follow else ship
     if not folder.is_dir():
         raise BadRequest("track-no-folder", "the run folder is not there", where=str(folder))
     if server is not None:
-        ship(folder, server, log=log)
+        bring(folder, server, log=log)
         return
     from stack.tracking.server import Server
 
     with Server.start(work.absolute() / "tracking", log=log) as local:
-        ship(folder, local.uri, log=log)
+        bring(folder, local.uri, log=log)
 
 
 for command in (track_check, track_users, track_backup, track_restore, track_upgrade, track_prune):

@@ -19,7 +19,7 @@ from stack.manifests import (
     load_models_manifest,
 )
 from stack.reproduce.hashing import HashCache, code_digest
-from stack.reproduce.provenance import Provenance
+from stack.reproduce.provenance import Provenance, write_provenance
 from stack.reproduce.stage import Outcome, Stage, StageResult
 
 Log = Callable[[str], None]
@@ -56,6 +56,9 @@ class Context:
 
     def facts(self, stage: str) -> Mapping[str, Any]:
         return self.done[stage].facts
+
+    def record_provenance(self, folder: Path) -> None:
+        write_provenance(folder, self.provenance)
 
 
 def open_context(run: Loaded[RunManifest], work: Path, provenance: Provenance, log: Log) -> Context:
@@ -140,9 +143,9 @@ def _prepare(context: Context) -> Stage:
         sources[source.path] = context.cache.tree(path)
 
     def work(out: Path, _resume: bool) -> Outcome:
-        from stack.prepare import prepare
+        from stack.prepare.record import prepare_recorded
 
-        prepared = prepare(context.dataset, out=out, log=context.log)
+        prepared = prepare_recorded(context.dataset, out=out, parent=context.parent, log=context.log)
         provenance = read_json(out / "meta" / "provenance.json", what="provenance")
         return Outcome(
             {
@@ -292,6 +295,7 @@ def _sweep(context: Context) -> Stage:
             models=context.models.manifest,
             out=out,
             parent=context.parent,
+            record_provenance=context.record_provenance,
             log=context.log,
         )
         points = [
@@ -321,6 +325,7 @@ def _train(context: Context) -> Stage:
             out=out,
             resume=resume,
             parent=context.parent,
+            record_provenance=context.record_provenance,
             log=context.log,
         )
         if result.outcome == "stopped":

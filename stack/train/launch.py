@@ -34,6 +34,7 @@ def train(
     out: Path,
     resume: bool = False,
     parent: str | None = None,
+    record_provenance: Callable[[Path], None] = lambda _: None,
     log: Callable[[str], None] = print,
 ) -> TrainResult:
     """Train what `loaded` asks for, and judge nothing: the result says what happened.
@@ -44,6 +45,7 @@ def train(
         out: the run's folder: journal, checkpoints, result, the trainer's own output.
         resume: continue from the newest checkpoint in `out`; without one, start.
         parent: run_id of the journal that this one is nested under.
+        record_provenance: called with `out` once nothing refuses the run; fills its `provenance/`.
         log: gets progress lines.
 
     Raises:
@@ -56,9 +58,10 @@ def train(
     _check_devices(run)
     _clear(job, resume)
     preflight.check(job, log)
+    record_provenance(job.out)
     job.write(job.out / JOB)
     journal = open_journal(loaded, job, parent)
-    recorder = Recorder(job.events, journal, run.train.steps, log)
+    recorder = Recorder(job, journal, log)
     ranks = run.device.count
     try:
         ended = run_child(
@@ -67,6 +70,7 @@ def train(
             output=job.out / OUTPUT,
             on_poll=recorder.poll,
         )
+        recorder.close()
         result = _read_result(job, ended)
     except StackError as error:
         journal.event("error", id=error.id, what=error.what, where=error.where)

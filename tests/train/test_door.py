@@ -94,7 +94,9 @@ def test_the_journal_tells_the_run(finished: Any, world: Any) -> None:
     tags = {k: v for r in records if r["kind"] == "tags" for k, v in r["tags"].items()}
     assert tags["stack.outcome"] == "ok" and tags["stack.weights_filled_frac"] == "1.0"
     artifacts = [r["path"] for r in records if r["kind"] == "artifact"]
-    assert artifacts == ["run.json", "result.json"] and all((out / name).is_file() for name in artifacts)
+    figures = ["figures/normalised-ranges.svg", "figures/loss.svg"]
+    assert sorted(artifacts) == sorted(["run.json", "result.json", *figures])
+    assert all((out / name).is_file() for name in artifacts)
     assert records[-1]["kind"] == "end" and records[-1]["status"] == "FINISHED"
 
 

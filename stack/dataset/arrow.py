@@ -48,6 +48,24 @@ def values_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return array_of(np.array(values, dtype=_dtype(kind)), kind)
 
 
+def nested_of(values: NDArray[Any]) -> pa.Array:
+    """(n, ...) numbers as lists to that depth: int64 for whole numbers, double for the rest.
+
+    Raises:
+        pa.ArrowInvalid: a whole number that no int64 holds.
+    """
+    flat = values.reshape(-1)
+    whole = flat.dtype.kind in "iub"
+    if flat.dtype.kind == "u" and len(flat) and int(flat.max()) > np.iinfo(np.int64).max:
+        raise pa.ArrowInvalid(f"{flat.max()} does not fit into int64")
+    array = array_of(flat.astype(np.int64 if whole else np.float64), pa.int64() if whole else pa.float64())
+    for axis in range(values.ndim - 1, 0, -1):
+        count, size = int(np.prod(values.shape[:axis])), values.shape[axis]
+        offsets = np.arange(count + 1, dtype=np.int32) * size
+        array = pa.ListArray.from_arrays(array_of(offsets, pa.int32()), array)
+    return array
+
+
 def _dtype(kind: pa.DataType) -> np.dtype[Any]:
     # Arrow's own translation imports pandas as well.
     return np.dtype(

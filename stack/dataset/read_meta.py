@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +148,16 @@ def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
         BadRequest: a line is not a JSON object; the line's number is named.
     """
     refuse_pointer(file)
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise BadRequest("dataset-meta-not-text", f"not UTF-8 text: {error}", where=str(file)) from error
-    for number, line in enumerate(lines, 1):
+    with file.open("rb") as raw:
+        yield from _objects(raw, file)
+
+
+def _objects(raw: Iterable[bytes], file: Path) -> Iterator[dict[str, Any]]:
+    for number, coded in enumerate(raw, 1):  # line by line: statistics of thousands of episodes are long
+        try:
+            line = coded.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise BadRequest("dataset-meta-not-text", f"not UTF-8 text: {error}", where=str(file)) from error
         if not line.strip():
             continue
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stack.errors import BadRequest
+from stack.folders import LOCK_NAME as LOCK_NAME
 from stack.folders import PARTIAL_MARK as PARTIAL_MARK
 from stack.folders import disk_error as disk_error
 from stack.folders import hold_target as hold_target

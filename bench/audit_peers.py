@@ -291,6 +291,8 @@ class Comparison:
         for peer in self.peers:
             rows.append([f"{peer.package}", *self._total(peer, all_plants)])
         lines = [_line(heads), _line(["---"] * len(heads)), *map(_line, rows), ""]
+        if len(all_plants) < len(plants()):
+            lines += [f"{len(all_plants)} of {len(plants())} faults were tried; the run was stopped.", ""]
         unseen = [c for c, p in all_plants.items() if not set(self.named(c, p)) - {"audit"}]
         if self.peers:
             some = len(all_plants) - len(unseen)
@@ -336,6 +338,9 @@ about the good dataset, the right place or not; the audit only when the right co
 episode and feature. The catalogue is the audit's own, so its column shows only that nothing is lost; the
 others' show what they would have let pass. Seconds are of whole commands. Every picture is decoded (where a
 tool can) only for the faults that nothing else shows: black, frozen and damaged pictures, and the like.
+
+`breaks off`: no report came; a message, if there was one, is not counted. A validator is also credited where
+what it says comes of the way of planting, such as a camera moved into the rows.
 
 Seen elsewhere and not run here: lerobot-lint (needs lerobot and torch; 9 of 47 such faults), forge-robotics
 (3 of 54), lerobot-quality-gates (the same three findings for every dataset), robot-data-diff (compares

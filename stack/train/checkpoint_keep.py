@@ -8,8 +8,7 @@ from pathlib import Path
 
 from stack.files import read_json
 from stack.manifests.run import Train
-from stack.train.checkpoint import LAST, folders
-from stack.train.checkpoint import MODEL as MODEL
+from stack.train.checkpoint import LAST, MODEL, folders
 from stack.train.identity import IDENTITY
 
 BEST = "best"

@@ -124,7 +124,7 @@ def _curves(path: Path) -> list[Series]:
     found: list[Series] = []
     for record in read_journal(path):
         kind = record["kind"]
-        if kind in ("run", "attempt"):
+        if kind == "attempt" or (kind == "run" and not found):
             found.append({})
         elif kind == "resume" and len(found) > 1:
             for key, points in found[-2].items():

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from stack.tracking.journal import JOURNAL
 
 IS_LONG = bool(os.environ.get("STACK_LONG"))
 KILLS = 30 if IS_LONG else 4
-STEPS, STEP_S = (480, 1.0) if IS_LONG else (150, 0.08)  # below 500 points nothing is thinned
+STEPS, STEP_S = (480, 0.5) if IS_LONG else (150, 0.08)  # below 500 points nothing is thinned
 SAVE_EVERY = 20
 TRAINER = f"""
 import sys, time
@@ -124,6 +125,9 @@ def test_random_kills_lose_nothing_and_double_nothing(tmp_path: Path, store: Any
             time.sleep(rng.uniform(0.2, 1.5))
             if who == "trainer" and actors.trainer is not None and actors.trainer.poll() is not None:
                 who = "shipper"  # the trainer has finished its steps before its time
+            if who == "trainer":
+                begun = 1 + killed.count("trainer")
+                _wait_for(lambda n=begun: journal.exists() and len(expected(journal)) == n)
             actors.kill(who)
             killed.append(who)
             time.sleep(rng.uniform(0.0, 0.5))
@@ -149,16 +153,20 @@ def test_random_kills_lose_nothing_and_double_nothing(tmp_path: Path, store: Any
         actors.end()
 
 
+def _wait_for(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
 def test_a_trainer_that_is_never_started_again_does_not_run_for_ever(tmp_path: Path, store: Any) -> None:
     command = [sys.executable, "-c", TRAINER, str(tmp_path / "run"), "100000", "0.01"]
     trainer = subprocess.Popen(command)
     follower = subprocess.Popen([sys.executable, "-c", SHIPPER, str(tmp_path), store.uri])
     try:
         journal = tmp_path / "run" / JOURNAL
-        deadline = time.monotonic() + 60
-        while not journal.exists() or journal.read_bytes().count(b"\n") < 30:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        _wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 30)
         trainer.kill()
         trainer.wait()
         assert follower.wait(timeout=120) == 0, "a shipper beside a dead run ends by itself"

@@ -127,7 +127,8 @@ def refusal(uri: str, said: str, status: int | None = None) -> NotAble | None:
     if "Invalid Host header" in said:
         return NotAble(
             "track-host-refused",
-            f"the tracking server does not answer to the name {urlsplit(uri).netloc!r}: Invalid Host header",
+            f"the tracking server refused a request under the name {urlsplit(uri).netloc!r}: "
+            "Invalid Host header",
             where=uri,
             do="use a name that it is served under, or add this one to `names` in the site's file",
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from stack.errors import NotAble
 from stack.tracking import names
 from stack.tracking.site.place import Place, connected, require_there
 from stack.tracking.site.schema import require_current, translated
@@ -126,7 +127,25 @@ def judge(runs: Mapping[str, StoredRun], old_ms: int) -> tuple[list[StoredRun], 
 
 
 def apply_prune(place: Place, plan: PrunePlan, *, log: Log) -> None:
-    """Do what a plan says; a kill in between leaves the rest for the next call."""
+    """Do what a plan says; a kill in between leaves the rest for the next call.
+
+    Raises:
+        NotAble: the database or a folder cannot be written; what was done until then is done.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        _apply(place, plan, log)
+    except (OSError, MlflowException) as error:
+        raise NotAble(
+            "track-prune-stopped",
+            f"stopped on the way: {str(error).splitlines()[0][:300]}",
+            where=str(place.folder),
+            do="mend that, and run the same command again; it goes on with what is left",
+        ) from error
+
+
+def _apply(place: Place, plan: PrunePlan, log: Log) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     store = SqlAlchemyStore(place.uri, "mlflow-artifacts:/")

@@ -129,9 +129,12 @@ def _set_environment(site: Site) -> None:
 def _make_ready(site: Site, password: str | None) -> None:
     """Tables and the first user, once and in this process, before any worker is there.
 
-    What is only there once a run was logged (a name from MLflow that is gone, a table) fails here too.
+    Raises:
+        NotAble: this MLflow reads other settings, or cannot make its tables.
     """
+    from mlflow.exceptions import MlflowException
     from mlflow.server import constants, handlers
+    from sqlalchemy.exc import SQLAlchemyError
 
     names = (
         constants.BACKEND_STORE_URI_ENV_VAR,
@@ -144,11 +147,23 @@ def _make_ready(site: Site, password: str | None) -> None:
         raise NotAble("track-mlflow-differs", f"this MLflow reads other settings: {', '.join(missing)}")
     if site.place.is_sqlite:
         log_ahead(site.place.database_file)
-    handlers.initialize_backend_stores(site.place.uri, site.place.uri, "mlflow-artifacts:/")
+    try:
+        handlers.initialize_backend_stores(site.place.uri, site.place.uri, "mlflow-artifacts:/")
+        _make_first_user(site.manifest.admin.user, password)
+    except (SQLAlchemyError, MlflowException) as error:
+        said = str(getattr(error, "orig", None) or error).strip().splitlines() or [type(error).__name__]
+        raise NotAble(
+            "track-database-unusable",
+            f"MLflow cannot make its tables in the database: {said[0][:300]}",
+            where=shown_uri(site.place),
+            do="the role must own the database: ALTER DATABASE ... OWNER TO ...",
+        ) from error
+
+
+def _make_first_user(user: str, password: str | None) -> None:
     from mlflow.server.auth import store
     from mlflow.server.auth.config import read_auth_config
 
-    user = site.manifest.admin.user
     store.init_db(read_auth_config().database_uri)
     if password is not None and not store.has_user(user, use_primary=True):
         store.create_user(user, password, is_admin=True)

@@ -140,7 +140,7 @@ def test_a_name_that_the_site_does_not_serve_is_noticed_although_health_is_green
         check_server(Target(as_client.uri.replace("tracking.test", "localhost"), ("127.0.0.1", 9)))
     write_run(tmp_path / "run", 1)
     monkeypatch.setattr("socket.getaddrinfo", _to_loopback)
-    with pytest.raises(NotAble, match=r"does not answer to the name 'renamed\.test:") as refused:
+    with pytest.raises(NotAble, match=r"refused a request under the name 'renamed\.test:") as refused:
         ship(tmp_path, f"http://renamed.test:{as_client.server.port}")
     assert "names" in refused.value.do
 

@@ -84,7 +84,7 @@ class Hashes:
         try:
             known = read_json(file, what="record of hashes")
             self._known = known if isinstance(known, dict) else {}
-        except BadRequest:
+        except (BadRequest, OSError):
             pass
 
     def sha256(self, path: Path) -> str:

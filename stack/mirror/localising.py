@@ -169,7 +169,7 @@ def _is_there(out: Path, wanted: dict[str, Any], model: Model, edited: dict[str,
     try:
         if read_json(out / RECORD, what="folder's record") != wanted:
             return False
-    except BadRequest:
+    except (BadRequest, OSError):
         return False
     texts = all((out / n).is_file() and (out / n).read_text(encoding="utf-8") == t for n, t in edited.items())
     sizes = all(

@@ -51,7 +51,7 @@ class Seen:
         try:
             record = read_json(seen_file(to, name), what="mirror's record")
             self._files = dict(record["files"]) if record["schema"] == SCHEMA else {}
-        except (BadRequest, KeyError, TypeError, ValueError):
+        except (BadRequest, OSError, KeyError, TypeError, ValueError):
             self._files = {}
 
     def sha256(self, path: str) -> str | None:

@@ -74,13 +74,15 @@ find "$root" -name __pycache__ -prune -exec rm -rf {} +
 ascend=$root/usr/local/Ascend
 toolkit=$ascend/ascend-toolkit
 machine=$(uname -m)
-mkdir -p "$toolkit/$cann/lib64" "$toolkit/$cann/$machine-linux" "$ascend/nnal/atb" "$root/usr/local/sbin"
+mkdir -p "$toolkit/$cann/lib64" "$toolkit/$cann/$machine-linux" "$toolkit/$cann/opp" "$toolkit/$cann/runtime" \
+  "$toolkit/$cann/compiler" "$ascend/nnal/atb" "$root/usr/local/sbin"
 ln -s "$cann" "$toolkit/latest"
 printf 'package_name=Ascend-cann-toolkit\nversion=%s\narch=%s\nos=linux\n' "$cann" "$machine" \
   >"$toolkit/$cann/$machine-linux/ascend_toolkit_install.info"
 cat >"$toolkit/set_env.sh" <<'SET_ENV'
 export ASCEND_TOOLKIT_HOME=/usr/local/Ascend/ascend-toolkit/latest
 export ASCEND_HOME_PATH=/usr/local/Ascend/ascend-toolkit/latest
+export ASCEND_OPP_PATH=${ASCEND_TOOLKIT_HOME}/opp
 export LD_LIBRARY_PATH=${ASCEND_TOOLKIT_HOME}/lib64:${LD_LIBRARY_PATH}
 export PATH=${ASCEND_TOOLKIT_HOME}/bin:${PATH}
 SET_ENV

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Libraries that stand in for CANN's: they have the names that torch_npu links against, and do nothing.
 #   standin_cann.sh TO [TORCH_NPU TORCH]     the two packages' folders; without: one empty library
-# With them the real torch_npu can be imported where CANN cannot be had. It finds no device.
+# With them the real torch_npu can be imported where CANN cannot be had. It counts as many devices as the
+# environment variable STANDIN_DEVICES says (none without it), and can do nothing with them.
 set -eu
 to=$1
 npu=${2:-}
@@ -13,7 +14,9 @@ source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 : >"$source/empty.c"
 {
-  echo 'int aclrtGetDeviceCount(unsigned *count) { *count = 0; return 0; }'
+  echo '#include <stdlib.h>'
+  echo 'int aclrtGetDeviceCount(unsigned *count) {'
+  echo '  const char *told = getenv("STANDIN_DEVICES"); *count = told ? atoi(told) : 0; return 0; }'
   echo 'const char *aclrtGetSocName(void) { return "Ascend910B3"; }'
   echo 'const char *aclGetRecentErrMsg(void) { return ""; }'
 } >"$source/acl.c"

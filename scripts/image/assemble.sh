@@ -43,6 +43,12 @@ chmod +x "$uv"
 # --no-deps: the lock is whole, and torch, which it leaves to the base, would be looked for.
 "$uv" pip install --quiet --no-config --no-index --find-links /build/wheels --require-hashes --no-deps --no-cache \
   --link-mode copy --python "$env/bin/python" -r /build/manifests/locks/container.txt
+# uv notes when each wheel was written, which no installed package needs and no second build repeats.
+for note in "$env"/lib/python3*/site-packages/*.dist-info/uv_cache.json; do
+  [ -e "$note" ] || continue
+  rm "$note"
+  sed -i '/uv_cache\.json,/d' "$(dirname "$note")/RECORD"
+done
 
 # The code, installed as `make setup` does: the checkout's own tree on the path
 mkdir -p /opt/stack/src

@@ -82,10 +82,10 @@ find_python() {
   esac
 }
 
-home_of() { # where a set_env.sh says that CANN is; nothing for one of another package
+home_of() { # where a set_env.sh says that CANN and its operators are: HOME|OPP
   shell=$(command -v bash || command -v sh)
   env -i PATH="$PATH" HOME=/nonexistent "$shell" -c \
-    ". '$1' >/dev/null 2>&1; echo \"\${ASCEND_HOME_PATH:-\${ASCEND_TOOLKIT_HOME:-}}\"" 2>/dev/null || true
+    ". '$1' >/dev/null 2>&1; echo \"\${ASCEND_HOME_PATH:-\${ASCEND_TOOLKIT_HOME:-}}|\${ASCEND_OPP_PATH:-}\"" 2>/dev/null || true
 }
 
 find_cann() {
@@ -94,12 +94,14 @@ find_cann() {
   others=""
   for script in $(find "$root/usr/local/Ascend" "$root/opt" "$root/home" -maxdepth 6 -name set_env.sh 2>/dev/null |
     awk '{ print length, $0 }' | sort -n | cut -d' ' -f2-); do
-    home=$(home_of "$script")
+    told=$(home_of "$script")
+    home=${told%%|*}
     if [ -z "$home" ] || [ ! -d "$home" ]; then say "$script is not CANN's"; continue; fi
     real=$(cd "$home" && pwd -P)
     if [ -z "$CANN_HOME" ]; then
       CANN_SET_ENV=$script
       CANN_HOME=$real
+      operators=${told#*|}
     elif [ "$real" != "$CANN_HOME" ]; then
       others="$others $script"
     fi
@@ -111,6 +113,12 @@ find_cann() {
     "take a base image with one"
   [ -n "$(find -L "$CANN_HOME" -maxdepth 3 -name 'libascendcl.so*' 2>/dev/null | head -n 1)" ] || fail image-no-cann \
     "$CANN_HOME holds no libascendcl.so, which torch_npu loads" "name a base image with CANN's toolkit"
+  # Without these the real torch_npu refuses to be imported (torch_npu/utils/npu_intercept.py of 2.7.1.post6).
+  for part in "${operators:-ASCEND_OPP_PATH (not set)}" "$CANN_HOME/runtime" "$CANN_HOME/compiler"; do
+    [ -d "$part" ] || fail image-cann-incomplete \
+      "after $CANN_SET_ENV this is not there: $part; torch_npu refuses to be imported without it" \
+      "name a base image with CANN's toolkit and operators"
+  done
   CANN_VERSION=$(find -L "$CANN_HOME" -maxdepth 3 -name 'ascend_*_install.info' -exec sed -n 's/^version=//p' {} + |
     sort -u | head -n 1)
   CANN_VERSION=${CANN_VERSION:-unknown}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from stack.manifests import WheelsManifest
+from stack.supply.locks import read_lock
 
 
 def write_wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any", metadata: str = "") -> Path:
@@ -70,3 +75,37 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path, [])
+
+
+@pytest.fixture(scope="session")
+def torch_npu_wheel(checkout: Path) -> Callable[[str, str], Path]:
+    """The wheel that the base lock pins, for a Python (`310`) and a machine; fetched once (34 MB)."""
+    (pin,) = [p for p in read_lock(checkout / "manifests" / "locks" / "base.txt") if p.name == "torch-npu"]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stack" / "wheels"
+
+    def find(python: str, machine: str) -> Path:
+        path = cache / f"torch_npu-{pin.version}-cp{python}-cp{python}-manylinux_2_28_{machine}.whl"
+        if not path.is_file() or sha256(path) not in pin.hashes:
+            pip = [
+                getattr(sys, "_base_executable", sys.executable),
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+            ]
+            pip += [
+                "--only-binary=:all:",
+                "--python-version",
+                python,
+                "--platform",
+                f"manylinux_2_28_{machine}",
+            ]
+            pip += ["--retries", "0", "--timeout", "10", "--dest", str(cache), str(pin)]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            if done.returncode != 0 or not path.is_file():
+                pytest.skip(f"{path.name} is neither in {cache} nor to be had from an index")
+        assert sha256(path) in pin.hashes
+        return path
+
+    return find

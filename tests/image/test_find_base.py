@@ -52,7 +52,11 @@ class Tree:
             (home / "latest" / "ascend_toolkit_install.info").write_text(
                 f"package_name=x\nversion={version}\n"
             )
-        (home / "set_env.sh").write_text(f"export ASCEND_HOME_PATH='{home}/latest'\n")
+        for part in ("opp", "runtime", "compiler"):
+            (home / "latest" / part).mkdir()
+        (home / "set_env.sh").write_text(
+            f"export ASCEND_HOME_PATH='{home}/latest'\nexport ASCEND_OPP_PATH='{home}/latest/opp'\n"
+        )
         return home / "set_env.sh"
 
     def find(self, **changed: str) -> subprocess.CompletedProcess[str]:
@@ -194,6 +198,23 @@ def test_what_is_wrong_with_cann_is_refused(tree: Tree, make: object, id: str) -
     done = tree.find()
     assert done.returncode == 3
     assert f"error[{id}]" in done.stderr
+
+
+@pytest.mark.parametrize("part", ["opp", "runtime", "compiler"])
+def test_a_cann_that_torch_npu_would_refuse_is_refused(tree: Tree, part: str) -> None:
+    tree.environment("opt/x", **RIGHT)
+    (tree.cann().parent / "latest" / part).rmdir()
+    done = tree.find()
+    assert done.returncode == 3
+    assert "error[image-cann-incomplete]" in done.stderr and f"latest/{part};" in done.stderr
+
+
+def test_a_set_env_without_operators_is_refused(tree: Tree) -> None:
+    tree.environment("opt/x", **RIGHT)
+    script = tree.cann()
+    script.write_text(script.read_text().splitlines()[0] + "\n")
+    done = tree.find()
+    assert done.returncode == 3 and "ASCEND_OPP_PATH (not set)" in done.stderr
 
 
 def test_a_version_of_cann_that_cannot_be_told_is_said_and_not_claimed(tree: Tree) -> None:

@@ -6,11 +6,9 @@ The wheel cannot be imported without CANN; its Python sources and the texts in i
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,33 +16,10 @@ import pytest
 from stack.devices import is_out_of_memory
 from stack.supply.locks import read_lock
 
-from .conftest import sha256
-
-NAME = "torch_npu-2.7.1.post6-cp310-cp310-manylinux_2_28_aarch64.whl"
-
 
 @pytest.fixture(scope="session")
-def wheel(checkout: Path) -> zipfile.ZipFile:
-    """The pinned aarch64 wheel, from the cache or fetched once (32 MB)."""
-    pins = {pin.name: pin for pin in read_lock(checkout / "manifests" / "locks" / "base.txt")}
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stack" / "wheels"
-    path = cache / NAME
-    if not path.is_file() or sha256(path) not in pins["torch-npu"].hashes:
-        command = [
-            getattr(sys, "_base_executable", sys.executable),
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-        ]
-        command += ["--only-binary=:all:", "--python-version", "3.10", "--platform", "manylinux_2_28_aarch64"]
-        command += ["--retries", "0", "--timeout", "10", "--dest", str(cache), "torch-npu==2.7.1.post6"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0 or not path.is_file():
-            pytest.skip(f"{NAME} is neither in {cache} nor to be had from an index")
-    assert sha256(path) in pins["torch-npu"].hashes
-    return zipfile.ZipFile(path)
+def wheel(torch_npu_wheel: Callable[[str, str], Path]) -> zipfile.ZipFile:
+    return zipfile.ZipFile(torch_npu_wheel("310", "aarch64"))
 
 
 def names_used_of_the_backend(checkout: Path) -> set[str]:
@@ -130,6 +105,18 @@ def test_its_out_of_memory_messages_are_known(wheel: zipfile.ZipFile) -> None:
     assert any("NPU out of memory" in text for text in spoken)
     unknown = {text for text in spoken if not is_out_of_memory(RuntimeError(text))}
     assert unknown == set()
+
+
+def test_what_it_wants_of_cann_is_what_the_image_build_proves(wheel: zipfile.ZipFile, checkout: Path) -> None:
+    """It refuses to be imported where one of these is missing; see scripts/image/find_base.sh."""
+    text = source(wheel, "torch_npu/utils/npu_intercept.py")
+    check = text[text.index("def _cann_package_check") : text.index("get_cann_version()")]
+    wanted = set(re.findall(r"os\.environ\[\"(\w+)\"\]", check)) | set(
+        re.findall(r"_path, \"(\w+)\"\)", check)
+    )
+    assert wanted == {"ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "runtime", "compiler"}
+    finder = (checkout / "scripts" / "image" / "find_base.sh").read_text()
+    assert all(name in finder for name in wanted)
 
 
 def test_the_wheel_asks_for_the_torch_that_the_base_lock_names(

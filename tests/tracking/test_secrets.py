@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -106,8 +107,9 @@ def test_the_environment_of_the_command_line_stays_out_of_its_words(
 ) -> None:
     journal = Journal(tmp_path / "run", name="n", experiment=tracked.TRAIN)
     journal.end("FINISHED")
-    address = store.uri.replace("://", f"://ops:{LOGIN}@").replace("127.0.0.1", "localhost")
+    address = store.uri.replace("127.0.0.1", "localhost")
     command = [sys.executable, "-m", "stack", "track", "ship", str(tmp_path), "--server", address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    login = {"MLFLOW_TRACKING_USERNAME": "ops", "MLFLOW_TRACKING_PASSWORD": LOGIN}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **login})
     assert done.returncode == 0, done.stderr
     assert LOGIN not in done.stdout + done.stderr and CANARY not in done.stdout + done.stderr

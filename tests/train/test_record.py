@@ -19,7 +19,7 @@ from stack.train.result import TrainResult
 
 WINDOW = {
     "loss": 0.5, "lr": 1e-4, "grad_norm": 2.0, "step_s": 0.25, "samples_per_s": 16.0, "data_wait_s": 0.05,
-    "peak_memory_bytes": 1_000_000,
+    "data_wait_frac": 0.2, "peak_memory_bytes": 1_000_000,
 }  # fmt: skip
 
 
@@ -76,22 +76,25 @@ def test_events_become_metrics_under_the_names_of_the_plan(loaded: Any, job: Job
     said: list[str] = []
     recorder = Recorder(job, open_journal(loaded, job, None), said.append)
     emit(job, kind="window", step=50, **WINDOW, text="no number", momentum=0.9)
-    emit(job, kind="eval", step=50, loss=0.75)
-    emit(job, kind="checkpoint", step=50, path="checkpoints/000050", bytes=9, sha256="f" * 64)
+    emit(job, kind="evaluation", step=50, loss=0.75, action_error={"left/joint 1": 0.5})
+    emit(
+        job, kind="checkpoint", step=50, path="checkpoints/000050", bytes=9, sha256="f" * 64, stopped_s=0.125
+    )
     with job.events.open("a") as file:
-        file.write('{"t": 1, "kind": "eva')  # still being written
+        file.write('{"t": 1, "kind": "evalua')  # still being written
     recorder.poll()
     with job.events.open("a") as file:
-        file.write('l", "step": 60, "loss": 0.7}\n')
+        file.write('tion", "step": 60, "loss": 0.7, "action_error": {}}\n')
     recorder.poll()
     recorder.close()
-    window, evaluated, later, *_ = (record["metrics"] for record in of_kind(job, "metrics"))
+    window, evaluated, stopped, later, *_ = (record["metrics"] for record in of_kind(job, "metrics"))
     assert window == {
         "train/loss": 0.5, "train/lr": 1e-4, "train/grad_norm": 2.0, "train/momentum": 0.9,
         "perf/step_s": 0.25, "perf/samples_per_s": 16.0, "perf/data_wait_s": 0.05, "perf/data_wait_frac": 0.2,
         "mem/peak_bytes": 1e6, "data/epochs": 50 * 4 / 200,
     }  # fmt: skip
-    assert (evaluated, later) == ({"eval/loss": 0.75}, {"eval/loss": 0.7})
+    assert evaluated == {"eval/loss": 0.75, "eval/action_error/left_joint 1": 0.5}
+    assert (stopped, later) == ({"perf/checkpoint_stop_s": 0.125}, {"eval/loss": 0.7})
     (checkpoint,) = (r for r in of_kind(job, "event") if r["event"] == "checkpoint")
     assert (checkpoint["step"], checkpoint["bytes"], checkpoint["sha256"]) == (50, 9, "f" * 64)
     assert any("loss 0.5000" in line for line in said)

@@ -92,7 +92,7 @@ def why_not_together(a: ClipRef, b: ClipRef, infos: Mapping[Path, VideoInfo] | N
 def _why_alone(clip: ClipRef, info: VideoInfo) -> str | None:
     end = clip.start + clip.count
     plain_end = end == info.frames or not info.has_b_frames
-    if can_splice(info) or (clip.start in info.key_frames and plain_end):
+    if can_splice(info) or (info.is_key(clip.start) and plain_end):
         return None
     return next((s.encode for s in split(clip) if s.encode), None)
 

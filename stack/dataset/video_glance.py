@@ -27,7 +27,7 @@ def glance_frames(clip: ClipRef) -> tuple[list[int], list[int]]:
     The first is the middle one of the clip's key frames, or its first frame where it has none. The others are
     evenly spread key frames, both ends among them.
     """
-    keys = [k for k in index_video(clip.file).info.key_frames if clip.start <= k < clip.start + clip.count]
+    keys = index_video(clip.file).info.keys_within(clip.start, clip.start + clip.count)
     if not keys:
         return [clip.start], []
     first = keys[len(keys) // 2]
@@ -51,7 +51,7 @@ def glance(clip: ClipRef, numbers: Sequence[int]) -> Iterator[NDArray[np.uint8]]
 def _decode_keys(index: VideoIndex, numbers: Sequence[int]) -> list[NDArray[np.uint8]] | None:
     """None where the file, its codec or a picture asks for the common way."""
     info, packets = index.info, index.packets
-    if packets.offsets is None or info.codec not in DECODERS or not set(numbers) <= set(info.key_frames):
+    if packets.offsets is None or info.codec not in DECODERS or not all(map(info.is_key, numbers)):
         return None
     decoder = _decoder(info.codec, info.extradata)
     found = []

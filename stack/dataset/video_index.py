@@ -27,7 +27,8 @@ from stack.dataset.video_tables import Tables, read_tables
 from stack.errors import BadRequest
 
 KNOWN_LOOKS_MAX = 64
-HELD_PACKETS = 250_000  # about 40 MB
+HELD_PACKETS = 250_000  # about 15 MB
+HELD_FILES_MIN = 8  # the files of all cameras of an episode, however long they are
 
 
 def probe(file: Path) -> VideoInfo:
@@ -66,7 +67,7 @@ def _stamp(file: Path) -> Stamp | None:
 
 
 class _Held:
-    """The indexes that were used last, by file, whatever its names; `HELD_PACKETS` bounds them all."""
+    """The indexes used last, by file, whatever its names; a few are held however long they are."""
 
     def __init__(self) -> None:
         self._by_stamp: OrderedDict[Stamp, VideoIndex] = OrderedDict()
@@ -83,7 +84,7 @@ class _Held:
         self.take(stamp)
         self._by_stamp[stamp] = index
         self._packets += len(index.packets)
-        while self._packets > HELD_PACKETS and len(self._by_stamp) > 1:
+        while self._packets > HELD_PACKETS and len(self._by_stamp) > HELD_FILES_MIN:
             self._packets -= len(self._by_stamp.popitem(last=False)[1].packets)
 
 

@@ -6,6 +6,7 @@ decode order, which differs where there are B-frames.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -49,6 +50,14 @@ class VideoInfo:
     duration_s: float
     pts: tuple[int, ...] | range = field(repr=False)
     extradata: bytes = field(repr=False)
+
+    def keys_within(self, start: int, end: int) -> tuple[int, ...]:
+        """The key frames among frames `start` to `end` (half-open), in a file of any length."""
+        keys = self.key_frames
+        return keys[bisect_left(keys, start) : bisect_left(keys, end)]
+
+    def is_key(self, frame: int) -> bool:
+        return bool(self.keys_within(frame, frame + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def split(clip: ClipRef) -> tuple[Segment, ...]:
     index = check_clip(clip)
     start, end = clip.start, clip.start + clip.count
     head = _start_reason(index.info, start)
-    key = next((k for k in index.info.key_frames if start <= k < end), None)
+    key = next(iter(index.info.keys_within(start, end)), None)
     copied = _copy(index, key, end) if key is not None else None
     if copied is not None and head is None and copied.stop == end:
         return (copied,)
@@ -114,9 +114,9 @@ def can_splice(info: VideoInfo) -> bool:
 
 
 def _start_reason(info: VideoInfo, start: int) -> str | None:
-    if start in info.key_frames:
+    if info.is_key(start):
         return None
-    before = max((k for k in info.key_frames if k < start), default="none")
+    before = max(info.keys_within(0, start), default="none")
     return f"the clip starts at frame {start}, which is no key frame; the last one before is {before}"
 
 
@@ -127,8 +127,11 @@ def _end_reason(end: int) -> str:
 def _copy(index: VideoIndex, key: int, end: int) -> Segment | None:
     """From a key frame to the last place before `end` up to which no picture needs a later one."""
     first = index.position(key)
-    frames = index.packets.frames[first:]
-    past = np.flatnonzero(frames >= end)
+    frames, width = index.packets.frames[first:], end - key
+    past = np.flatnonzero(frames[:width] >= end)
+    while not len(past) and width < len(frames):  # not the whole file: it may hold thousands of clips
+        width *= 2
+        past = np.flatnonzero(frames[:width] >= end)
     frames = frames[: int(past[0]) if len(past) else len(frames)]
     # Pictures that follow the key frame in the file and precede it on the screen are the last clip's.
     taken = np.cumsum(frames >= key)

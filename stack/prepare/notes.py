@@ -52,7 +52,7 @@ def _cut_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]
     cut: dict[tuple[str, str], list[int]] = {}
     for item, scan in zip(selected, scans, strict=True):
         for camera, info in scan.videos.items():
-            if item.episode.clips[camera].start not in info.key_frames:
+            if not info.is_key(item.episode.clips[camera].start):
                 cut.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
     return [
         f"{name}: {camera} begins off a key frame in episodes {ranges(episodes)}; pictures at the cut are "

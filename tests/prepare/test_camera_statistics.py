@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +298,23 @@ def test_a_glance_shows_what_decoding_shows(tmp_path, deliveries, codec):
         pictures = pictures_of(file)
         for number, picture in zip(numbers, glance(whole, numbers), strict=True):
             assert np.array_equal(picture, pictures[number][::2, ::2])
+
+
+REAL = Path(os.environ.get("STACK_REAL_DATASETS", Path(__file__).parents[3] / "shared" / "datasets"))
+
+
+@pytest.mark.parametrize("name", ["cr5_tcp_v21", "g1_inspire_v21", "ioai_v21_video", "ioai_v30_video"])
+def test_what_real_recorders_stored_is_kept(name):
+    """Each was measured by its recorder, before encoding; the pictures still agree."""
+    if not (REAL / name).is_dir():
+        pytest.skip("the real recordings are not here")
+    dataset = read_dataset(REAL / name)
+    cameras = [camera for camera in dataset.cameras if not dataset.features[camera].is_image]
+    raw = stored_camera_stats(dataset.root, dataset.version, cameras)
+    found = [
+        keep_or_why(raw[camera].get(episode.index), episode.clips[camera])
+        for camera in cameras
+        for episode in dataset.episodes[:4]
+        if camera in episode.clips
+    ]
+    assert found and not [one for one in found if isinstance(one, NotKept)]

@@ -159,8 +159,8 @@ def postgres() -> Iterator[Postgres]:
         cluster.sql(f"CREATE ROLE {ROLE_NAME} LOGIN PASSWORD '{cluster.role_password}'")
         yield cluster
     finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(timeout=30)
+        server.send_signal(signal.SIGQUIT)  # at once: nothing of it is to be kept
+        server.wait(timeout=120)
         shutil.rmtree(folder)
 
 

@@ -145,7 +145,7 @@ def test_data_work_is_done_in_it(first: Built) -> None:
 
 
 def test_nothing_of_ours_is_compiled_again_at_a_start(first: Built) -> None:
-    """Python says where each module's code came from: a path in quotes is a compiled file, a bare one a source."""
+    """Python says where code came from: a path in quotes is a compiled file, a bare one a source."""
     code = "import stack.cli, pydantic, yaml, click, pyarrow, av"
     said = inside(first, "python", "-v", "-c", code).stderr
     assert "# code object from '/opt/stack/env/" in said

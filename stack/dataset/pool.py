@@ -77,11 +77,7 @@ class Pool:
             for future in futures:
                 yield future.result()
         except BrokenProcessPool as error:
-            raise WorkFailed(
-                "worker-died",
-                "a worker process was killed, most likely because memory ran out",
-                do="try again with fewer --jobs",
-            ) from error
+            raise _worker_died() from error
         except Exception as error:
             if not isinstance(error, CancelledError) and not type(error).__module__.startswith("distributed"):
                 raise
@@ -100,7 +96,10 @@ class Pool:
         with warnings.catch_warnings():
             # Python 3.12 counts any thread of the process; `can_fork` tells which of them matter.
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-            return [self._executor.submit(work, item) for item in items]
+            try:
+                return [self._executor.submit(work, item) for item in items]
+            except BrokenProcessPool as error:
+                raise _worker_died() from error
 
     def close(self) -> None:
         if self._executor is not None and self._is_own:
@@ -148,6 +147,14 @@ def open_pool(
         yield pool
     finally:
         pool.close()
+
+
+def _worker_died() -> WorkFailed:
+    return WorkFailed(
+        "worker-died",
+        "a worker process was killed, most likely because memory ran out",
+        do="try again with fewer --jobs",
+    )
 
 
 def can_fork() -> bool:

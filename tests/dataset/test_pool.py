@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 import stack.dataset.pool as pool_module
 from stack.dataset.pool import Pool, can_fork, open_pool
 from stack.dataset.video_open import check_file
-from stack.errors import BadRequest
+from stack.errors import BadRequest, WorkFailed
 from stack.files import sha256_text
 
 
@@ -77,6 +78,20 @@ def test_what_is_begun_goes_on_meanwhile(tmp_path):
     alone = Pool(1).begin(touch, [tmp_path / "alone"])
     assert not (tmp_path / "alone").exists()  # one process does one thing after another
     assert list(alone) == ["alone"]
+
+
+def end(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_told(monkeypatch):
+    """By what was begun before it died, and by what is begun after."""
+    monkeypatch.setattr(pool_module, "can_fork", lambda: True)
+    with open_pool(2) as pool:
+        for work in (end, where, where):
+            with pytest.raises(WorkFailed) as caught:
+                list(pool.begin(work, [1, 2, 3]) if work is where else pool.map(work, [1, 2, 3]))
+            assert caught.value.id == "worker-died"
 
 
 HOLDS = """

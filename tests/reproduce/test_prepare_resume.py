@@ -73,14 +73,18 @@ def stage(work: Path, *, stop_at: str = "") -> list[str]:
 def test_a_killed_preparation_goes_on(work: Path) -> None:
     before = tree_digest(work / "a")
     stage(work, stop_at="video files")
-    (partial,) = [p for p in (work / "run").iterdir() if p.is_dir()]
+    (partial,) = [p for p in (work / "run").glob(".prepare.partial-*") if p.is_dir()]
     made = {p.relative_to(partial): p.stat().st_ino for p in partial.rglob("*.mp4")}
     made |= {p.relative_to(partial): p.stat().st_ino for p in partial.glob("data/**/*.parquet")}
     assert len(made) == 2 and not (work / "run/prepare").exists()
     lines = stage(work)
     assert sum(line.endswith("finished by an earlier call") for line in lines) == 2
     assert {name: (work / "run/prepare" / name).stat().st_ino for name in made} == made
-    assert sorted(p.name for p in (work / "run").iterdir()) == ["prepare", "prepare.stage.json"]
+    assert sorted(p.name for p in (work / "run").iterdir()) == [
+        "prepare",
+        "prepare.record",
+        "prepare.stage.json",
+    ]
     assert lines[-1].startswith("done 5 ")
     assert stage(work)[-1] == lines[-1].replace("done", "reused")
     assert tree_digest(work / "a") == before

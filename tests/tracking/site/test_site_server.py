@@ -28,7 +28,13 @@ def write_run(folder: Path, steps: int = STEPS, **options: Any) -> Journal:
     journal = Journal(folder, **{"name": folder.name, "experiment": tracked.TRAIN, **options})
     journal.params({"train.global_batch": 8})
     for step in range(steps):
-        journal.metrics({"train/loss": 1.0 / (step + 1), "perf/step_s": step / 7}, step=step)
+        curves = {
+            "train/loss": 1.0 / (step + 1),
+            "perf/step_s": step / 7,
+            "train/lr": step / 3,
+            "data/epochs": step / 9,
+        }
+        journal.metrics(curves, step=step)
     (folder / "report.html").write_text(f"<h1>{folder.name}</h1>" * 100)
     journal.artifact(folder / "report.html")
     journal.end("FINISHED")
@@ -77,7 +83,7 @@ def test_eight_writers_at_once_and_the_server_killed_in_the_middle(
 ) -> None:
     # On a busy machine, requests that are given up and sent again would only make it busier.
     monkeypatch.setattr("stack.tracking.remote.TIMEOUT_S", 60)
-    journals = [write_run(tmp_path / f"run{number}", 600) for number in range(8)]
+    journals = [write_run(tmp_path / f"run{number}", 300) for number in range(8)]
     failures: list[BaseException] = []
     through: list[str] = []
     deadline = time.monotonic() + 420

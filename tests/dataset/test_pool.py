@@ -65,7 +65,8 @@ def test_no_copies_beside_other_threads_or_torch(monkeypatch):
     assert not can_fork()
 
 
-def test_what_is_begun_goes_on_meanwhile(tmp_path):
+def test_what_is_begun_goes_on_meanwhile(monkeypatch, tmp_path):
+    monkeypatch.setattr(pool_module, "can_fork", lambda: True)  # fresh processes cannot import `touch`
     files = [tmp_path / str(n) for n in range(4)]
     with open_pool(2) as pool:
         list(pool.map(where, [1, 2]))  # now there are workers

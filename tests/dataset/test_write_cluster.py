@@ -171,8 +171,12 @@ def test_jobs_and_executor_are_one_or_the_other() -> None:
     assert caught.value.id == "jobs-and-executor"
 
 
-def test_a_worker_that_dies_again_and_again_is_told(address: str, tmp_path: Path) -> None:
+def test_a_worker_that_dies_again_and_again_is_told(local_cluster: Any, address: str, tmp_path: Path) -> None:
     with open_pool(None, executor=address, writes=tmp_path) as pool:
         with pytest.raises(StackError) as caught:
             list(pool.map(eval, ["__import__('os')._exit(1)"]))
         assert (caught.value.id, caught.value.exit) == ("cluster-failed", Exit.WORK_FAILED)
+    # The cluster starts its workers again meanwhile; closing it in the middle of that fails.
+    deadline = time.monotonic() + 60
+    while len(local_cluster.scheduler_info["workers"]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)

@@ -178,5 +178,5 @@ def test_a_worker_that_dies_again_and_again_is_told(local_cluster: Any, address:
         assert (caught.value.id, caught.value.exit) == ("cluster-failed", Exit.WORK_FAILED)
     # The cluster starts its workers again meanwhile; closing it in the middle of that fails.
     deadline = time.monotonic() + 60
-    while len(local_cluster.scheduler_info["workers"]) < 2 and time.monotonic() < deadline:
+    while len(local_cluster.scheduler.workers) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -6,7 +6,7 @@ Two things in a .pyc do not, also with a fixed hash seed:
 - Which objects are marked as shared depends on how often each is referred to while the file is written
   (marshal from version 3 on). Version 2 has no such marks; every Python reads every version of marshal.
 - The order of a frozen set, as in `x in {None, "a"}`, depends before Python 3.11 on the address of None.
-The price is half as much again of compiled code, and a sixth more time to import large packages.
+The price is half as much again of compiled code, and a fifth more time to import large packages.
 Runs in the Python that compiled the files and reads them in the container.
 """
 

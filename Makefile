@@ -3,9 +3,15 @@ RUN ?= manifests/runs/demo-cpu.yaml
 WORK ?= work
 PORT ?= 5000
 ARGS ?=
+SITE ?= manifests/bundles/demo.yaml
+BUNDLE ?= $(WORK)/bundle
+MACHINE ?= $(shell uname -m)
+FOR ?= container-$(MACHINE)
+WHEELS ?= $(WORK)/wheels/$(FOR)
 export VENV ?= .venv
+-include revision.mk # written by bundle-install.sh where a bundle was unpacked
 
-.PHONY: help setup test lint reproduce ui locks bench
+.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -28,8 +34,24 @@ lint: setup ## format check, lint, types
 	@$(VENV)/bin/python -m ruff check stack tests scripts
 	@$(VENV)/bin/python -m mypy
 
-bench: setup ## time and memory against floors and lerobot's tools, into docs/bench.md (ARGS="--only join")
-	@$(VENV)/bin/python -m bench --scratch $(WORK)/bench --write docs/bench.md $(ARGS)
+bench: setup ## time and memory against floors and lerobot's tools, into docs/bench.md and README.md (ARGS="--only join")
+	@$(VENV)/bin/python -m bench --scratch $(WORK)/bench --write docs/bench.md --readme README.md $(ARGS)
 
-locks: ## rewrite manifests/locks from pyproject.toml (needs an index and uv)
-	@sh scripts/lock.sh
+locks: setup ## rewrite manifests/locks from pyproject.toml and manifests/wheels.yaml (needs an index)
+	@$(VENV)/bin/stack locks make $(ARGS)
+
+wheelhouse: setup ## fetch and prove the wheels of a target machine (FOR=container-aarch64 WHEELS=DIR)
+	@$(VENV)/bin/stack mirror wheels --for $(FOR) --to $(WHEELS)
+
+sbom: wheelhouse ## list a target's packages and licences, CycloneDX (FOR=container-aarch64)
+	@$(VENV)/bin/stack mirror sbom --for $(FOR) --wheels $(WHEELS) --to $(WORK)/sbom/$(FOR).cdx.json
+
+image: setup ## build the training image offline (BASE=IMAGE WHEELS=DIR ARGS="--cann any")
+	@$(VENV)/bin/stack image build --wheels $(WHEELS) $(if $(BASE),--base $(BASE)) $(ARGS)
+
+bundle: setup ## pack all that SITE needs into BUNDLE, and verify it (ARGS="--wheels DIR --site DIR --diff OLD")
+	@$(VENV)/bin/stack mirror bundle $(SITE) --to $(BUNDLE) $(ARGS)
+	@$(VENV)/bin/stack mirror bundle $(SITE) --to $(BUNDLE) $(ARGS) --verify
+
+bundle-verify: ## verify every byte of BUNDLE with its own verifier; needs no set-up (ARGS="--base OLD")
+	@python3 $(BUNDLE)/verify-bundle.py $(ARGS)

@@ -16,12 +16,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from stack.dataset.model import ClipRef
+from stack.dataset.stats import sample_camera
+
+MAKER = 2  # another number: inputs that an earlier maker left are made again
 CLIPS = 8  # different clips a camera and length; episodes share them, their bytes count all the same
 CHUNK = 1000
 CAMERAS = ("observation.images.head", "observation.images.hand_left", "observation.images.hand_right")
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 TASKS = ("fold the shirt", "put the towel into the box")
+STATISTICS = ("min", "max", "mean", "std", "count")  # what v2.1 keeps of an episode
 INTEGERS = ("frame_index", "episode_index", "index", "task_index")
 
 
@@ -45,7 +50,7 @@ def delivery(root: Path, clips: Path, size: Size) -> Path:
         clips: where different clips are kept; episodes are hard links to them.
     """
     done = root / "made-from.json"
-    described = json.dumps(asdict(size), sort_keys=True)
+    described = json.dumps({"maker": MAKER, **asdict(size)}, sort_keys=True)
     if done.is_file() and done.read_text() == described:
         return root
     shutil.rmtree(root, ignore_errors=True)  # what a stopped run left, or another size
@@ -62,7 +67,9 @@ def delivery(root: Path, clips: Path, size: Size) -> Path:
                 episode_chunk=episode // CHUNK, episode_index=episode, video_key=camera
             )
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(_clip(clips, size, length, number * CLIPS + episode % CLIPS), target)
+            clip = _clip(clips, size, length, number * CLIPS + episode % CLIPS)
+            os.link(clip, target)
+            described_rows[camera] = _clip_statistics(clip, length)
         first += length
     _write_meta(root, size, statistics)
     done.write_text(described)
@@ -92,10 +99,6 @@ def _rows(size: Size, episode: int, length: int, first: int) -> tuple[pa.Table, 
     for name, values in integers.items():
         columns[name] = pa.array(values.astype(np.int64))
         statistics[name] = _statistics(values[:, None])
-    flat = np.linspace(0, 1, 100)[:, None].repeat(3, axis=1)
-    for camera in CAMERAS:
-        grey = _statistics(flat)
-        statistics[camera] = {k: grey[k] if k == "count" else [[[v]] for v in grey[k]] for k in grey}
     return pa.table(columns), statistics
 
 
@@ -107,6 +110,18 @@ def _statistics(values: NDArray[Any]) -> dict[str, Any]:
         "std": values.std(axis=0).tolist(),
         "count": [len(values)],
     }
+
+
+def _clip_statistics(clip: Path, length: int) -> dict[str, Any]:
+    """What a recorder would have stored of a clip, kept beside it."""
+    kept = clip.with_suffix(".json")
+    if not kept.is_file():
+        found = sample_camera(ClipRef(clip, 0, length)).stats().to_json()
+        partial = kept.with_suffix(".partial")
+        partial.write_text(json.dumps({name: found[name] for name in STATISTICS}))
+        partial.replace(kept)
+    told: dict[str, Any] = json.loads(kept.read_text())
+    return told
 
 
 def _clip(folder: Path, size: Size, length: int, number: int) -> Path:
@@ -194,8 +209,14 @@ def _lines(file: Path, entries: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
-def rows_only(folder: Path, rows: int, widths: dict[str, int], *, group: int = 449) -> Path:
-    """A parquet of float vectors, one row group an episode, as the writer packs them."""
+def rows_only(
+    folder: Path, rows: int, widths: dict[str, int], *, group: int = 449, steps: int | None = None
+) -> Path:
+    """A parquet of float vectors, one row group an episode, as the writer packs them.
+
+    Args:
+        steps: each value stays for so many rows, and few are different, so that the file is small.
+    """
     file = folder / f"rows-{rows}-{'-'.join(map(str, widths.values()))}.parquet"
     if file.is_file():
         return file
@@ -203,13 +224,17 @@ def rows_only(folder: Path, rows: int, widths: dict[str, int], *, group: int = 4
     rng = np.random.default_rng(0)
     schema = pa.schema([(name, pa.list_(pa.float32(), width)) for name, width in widths.items()])
     partial = file.with_suffix(".partial")
-    with pq.ParquetWriter(partial, schema, use_dictionary=False) as writer:
+    with pq.ParquetWriter(partial, schema, use_dictionary=steps is not None) as writer:
         for start in range(0, rows, group):
             count = min(group, rows - start)
             arrays = []
             for field in schema:
                 width = field.type.list_size
-                values = rng.normal(0, 1, width) + rng.normal(0, 0.01, (count, width)).cumsum(axis=0)
+                if steps is None:
+                    values = rng.normal(0, 1, width) + rng.normal(0, 0.01, (count, width)).cumsum(axis=0)
+                else:
+                    few = np.rint(rng.normal(0, 300, (-(-count // steps), width))) / 256
+                    values = few.repeat(steps, axis=0)[:count]
                 flat = pa.array(values.astype(np.float32).reshape(-1))
                 arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=count)

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -28,11 +28,17 @@ class Failed(Exception):
     """A measured command did not succeed."""
 
 
-def measure(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Cost:
+def measure(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    exits_with: int = 0,
+) -> Cost:
     """Run a command to its end.
 
     Raises:
-        Failed: it is not there, or exits with anything but 0; with the end of what it said.
+        Failed: it is not there, or exits with another code; with the end of what it said.
     """
     with tempfile.TemporaryFile() as said:
         started_s = time.monotonic()
@@ -49,11 +55,17 @@ def measure(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd
         _, status, usage = os.wait4(child.pid, 0)
         wall_s = time.monotonic() - started_s
         child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode != 0:
+        if child.returncode != exits_with:
             said.seek(0)
             tail = said.read().decode(errors="replace")[-2000:]
             raise Failed(f"{' '.join(command)} exited with {child.returncode}:\n{tail}")
     return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def median(run: Callable[[], Cost], repeats: int) -> Cost:
+    """The run whose wall time is in the middle, with the largest memory of all."""
+    costs = sorted((run() for _ in range(repeats)), key=lambda cost: cost.wall_s)
+    return replace(costs[len(costs) // 2], peak_mib=max(cost.peak_mib for cost in costs))
 
 
 def fresh(folder: Path) -> Path:

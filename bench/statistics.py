@@ -11,14 +11,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from stack.dataset.pool import open_pool
-from stack.dataset.stats_pooled import PooledJob, pooled_stats
+from stack.dataset.stats_pooled import pooled_features
 
 
 def main(file: Path) -> None:
-    names = pq.read_schema(file).names
+    with pq.ParquetFile(file) as parquet:
+        widths = {field.name: field.type.list_size for field in parquet.schema_arrow}
+        rows = parquet.metadata.num_rows
     with open_pool(None) as pool:
-        jobs = [PooledJob(file.parent, (file.name,), name) for name in names]
-        for name, stats in zip(names, pool.map(pooled_stats, jobs), strict=True):
+        for name, stats in pooled_features(file.parent, (file.name,), widths, rows, pool)().items():
             print(name, stats.count[0], stats.q01[0], stats.q99[0])
 
 

@@ -49,6 +49,22 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
 
+START_MARK, END_MARK = "<!-- bench: begin -->", "<!-- bench: end -->"
+
+
+def between_marks(text: str, table: str) -> str:
+    """A file's text with this table between its marks.
+
+    Raises:
+        ValueError: the marks are not there, once each and in order.
+    """
+    before, start, rest = text.partition(START_MARK)
+    _, end, after = rest.partition(END_MARK)
+    if not start or not end or START_MARK in after or END_MARK in after:
+        raise ValueError(f"there is no place between {START_MARK} and {END_MARK}")
+    return f"{before}{START_MARK}\n{table}{END_MARK}{after}"
+
+
 def machine() -> str:
     """Processor, cores this process may use, memory, Python, and how busy the machine was."""
     model = next(

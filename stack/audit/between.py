@@ -19,6 +19,7 @@ from stack.audit.kinds import Kind, PolicyNeeds
 from stack.audit.profile import Profile, Range, profile_of
 from stack.audit.report import AuditReport, plain
 from stack.audit.run import audit
+from stack.audit.takes import repeats
 from stack.dataset.model import Feature
 from stack.errors import BadRequest
 from stack.faults import Fault, Place, fold, has_errors
@@ -253,6 +254,18 @@ def _duplicates(a: Profile, b: Profile) -> Iterator[Fault]:
                 "with a manifest line",
                 Place(b.name, episode),
                 data={"of": [a.name, a.takes[digest]]},
+            )
+    equal = {episode for digest, episode in b.takes.items() if digest in a.takes}
+    for repeat in repeats(a.numbers, b.numbers) if a.numbers and b.numbers else ():
+        if repeat.later not in equal:
+            shift = f", from frame {repeat.lag} of it on" if repeat.lag > 0 else ""
+            yield _fault(
+                kinds.DUPLICATE,
+                f"episode {repeat.later} of {b.name} has, to rounding, the rows of episode {repeat.earlier}"
+                f" of {a.name}{shift}, in {repeat.frames} frames",
+                "with a manifest line",
+                Place(b.name, repeat.later),
+                data={"of": [a.name, repeat.earlier], "lag_frames": repeat.lag, "frames": repeat.frames},
             )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stack.audit.shelter import in_shelter, reading
 from stack.audit.trouble import Problem, Trouble, classify_file
 from stack.dataset.pool import Pool, open_pool
 from stack.errors import StackError, WorkFailed
@@ -53,7 +54,11 @@ def probe_videos(evidence: Evidence) -> dict[str, VideoInfo]:
     except WorkFailed as error:
         # A file at which the demuxer itself crashes takes its process along; it is one of these.
         why = f"not read: {error.what}"
-        evidence.problems += [Problem(relative, Trouble.UNREADABLE, why) for relative in waiting]
+        for relative in list(waiting):
+            if in_shelter():
+                _take(evidence, facts, relative, _probe(evidence.root / relative))
+            else:
+                evidence.problems.append(Problem(relative, Trouble.UNREADABLE, why))
     return facts
 
 
@@ -76,7 +81,8 @@ def _probe(file: Path) -> _Probed:
     from stack.dataset.video import probe
 
     try:
-        return probe(file), None, ""
+        with reading(file):
+            return probe(file), None, ""
     except StackError as error:
         return None, _TROUBLES.get(error.id, Trouble.UNREADABLE), error.what
     except Exception as error:  # damaged files find new ways to fail inside the demuxer

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stack.audit.kinds import KINDS
+from stack.audit.layout import named_data_file
 from stack.faults import Fault, Place
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ DROP = frozenset(
         "episode-without-rows",
         "unchecked-rows",
         "unchecked-video",
+        "picture-missing",
+        "picture-damaged",
     }
 )
 # So too where few episodes have it; where most do, the declaration is wrong and not the episodes.
@@ -114,6 +117,10 @@ def decide(evidence: Evidence, faults: Iterable[Fault]) -> tuple[Decision, ...]:
             owners.setdefault(file, set()).add(number)
     for span in evidence.rows.spans:
         owners.setdefault(span.file, set()).add(span.episode)
+    for entry in evidence.episodes if evidence.is_v3 else ():
+        named = named_data_file(evidence, evidence.layout, entry.raw)
+        if entry.index is not None and named is not None and named in evidence.rows.unread:
+            owners.setdefault(named, set()).add(entry.index)
     listed = {entry.index for entry in evidence.episodes if entry.index is not None}
     return choose(sorted(listed | set(evidence.rows.lengths)), owners, faults)
 
@@ -149,6 +156,8 @@ def _places(fault: Fault) -> tuple[Place, ...]:
 
 
 def _choice(fault: Fault) -> Choice:
+    if fault.data.get("jumps"):
+        return "drop"  # rows may be lost or out of order, which nothing numbers over
     if fault.code in MENDED or fault.severity == "note":
         return "use"
     if fault.code in DROP:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stack.audit.decisions import (
-    DROP,
     MENDED,
     MOST_FRAC,
     Choice,
@@ -39,7 +38,9 @@ def summary(report: AuditReport) -> Iterator[str]:
     fps = f"{facts.fps:g} fps" if facts.fps else "fps unknown"
     minutes = f", {facts.frames / facts.fps / 60:.1f} min" if facts.fps else ""
     yield f'<div class="dim">{esc(facts.version or "unknown layout")} · '
-    yield f"{plural(facts.episodes, 'episode')} · "
+    listed = len(report.decisions)
+    lost = f" of {listed}, the others without rows that can be read" if listed > facts.episodes else ""
+    yield f"{plural(facts.episodes, 'episode')}{lost} · "
     yield f"{plural(facts.frames, 'frame')} ({fps}{minutes}) · {plural(len(facts.cameras), 'camera')} · "
     yield f"{facts.bytes / 1e6:,.1f} MB</div>"
     verdict = sentence(report.verdict())
@@ -117,28 +118,38 @@ def steps(report: AuditReport) -> list[str]:
     prepared = {
         c for c in left if c in MENDED or any("stack prepare" in f.mend for f in serious if f.code == c)
     }
+    # By hand first: what is prepared then is whole.
+    for code in sorted(left - prepared):
+        fault = next(fault for fault in serious if fault.code == code)
+        mend = fault.mend.partition("\n")[0].rstrip(":")
+        found.append(f"{coded(sentence(mend))} {_place(fault)}{_named({code})}")
     if prepared:
         found.append(
             f"Run <code>stack prepare</code>: it writes the dataset anew and mends {_named(prepared, '')}"
         )
-        left -= prepared
-    for code in sorted(left):
-        mend = next(fault.mend for fault in serious if fault.code == code).partition("\n")[0].rstrip(":")
-        found.append(f"{coded(sentence(mend))} {_named({code})}")
     if not serious:
         return ["Train on it."]
     return [*found, "Audit again what <code>stack prepare</code> wrote, before it goes to a training."]
 
 
+def _place(fault: Fault) -> str:
+    """The first place, and how many more there are."""
+    if not str(fault.where):
+        return ""
+    more = f" and {plural(fault.count - 1, 'place')} more" if fault.count > 1 else ""
+    return f'<span class="dim">At <code>{esc(str(fault.where))}</code>{more}.</span> '
+
+
 def _only_in_episodes(report: AuditReport) -> set[str]:
-    """Codes that go with the dropped episodes: none of their places is a file of the whole dataset."""
+    """Codes that go with the dropped episodes: none of their places is elsewhere."""
     codes = {reason.code for decision in chosen(report.decisions, "drop") for reason in decision.reasons}
+    kept = {reason.code for decision in chosen(report.decisions, "look") for reason in decision.reasons}
     of_all = {
         fault.code
         for fault in report.faults
         if any((place.file or "").startswith("meta/") for place in (fault.places or (fault.where,)))
     }
-    return (codes & DROP) - of_all
+    return codes - kept - of_all - MENDED
 
 
 def _named(codes: set[str], before: str = "Mends ") -> str:

@@ -102,10 +102,10 @@ def mend(
 ) -> Mended:
     """Copy `source` to `target`, repair the copy, and audit it.
 
-    Repaired are totals, splits, version, path templates, entries of info.json that the files contradict,
-    index columns, one-element lists, the episode table as the rows have it, the order and form of the task
-    table, and all statistics. Values of state, action and any other feature are never touched; that is
-    checked after.
+    Repaired are totals, splits, version, path templates, entries of info.json that the files contradict
+    (codecs, sizes, types, widths, cameras that never were), index columns, one-element lists, the episode
+    table as the rows have it, the order and form of the task table, and all statistics. Values of state,
+    action and any other feature are never touched; that is checked after.
 
     Args:
         restamp: also write timestamp = frame_index / fps, which is right only where each video has one frame

@@ -107,7 +107,8 @@ def _differs(
     if column is None or column.values is None or column.width != 1:
         return True
     own = column.values[start : start + len(values), 0]
-    return not np.array_equal(own.astype(values.dtype), values) or not column.present.all()
+    with np.errstate(invalid="ignore"):  # NaN in a column of whole numbers differs as well
+        return not np.array_equal(own.astype(values.dtype), values) or not column.present.all()
 
 
 def _list_typed(evidence: Evidence, file: str) -> list[str]:

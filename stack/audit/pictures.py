@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stack.audit.kinds import KINDS
 from stack.audit.measures import ClipAt
 from stack.audit.report import AuditReport
+from stack.audit.shelter import reading
 from stack.errors import StackError
 from stack.faults import SEVERITIES, Fault, Place
 
@@ -130,7 +131,8 @@ def _take(root: Path, camera: str, episode: int, frame: int, clip: ClipAt, at: i
     from stack.dataset.video import decode
 
     try:
-        (picture,) = decode(root / clip.file, [at])
+        with reading(root / clip.file, bounded=False):
+            (picture,) = decode(root / clip.file, [at])
         return Picture(camera, episode, frame, to_jpeg(picture))
     except StackError as error:
         return Picture(camera, episode, frame, None, error.what)

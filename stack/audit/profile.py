@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stack.audit.exact import exact_stats
+from stack.audit.takes import Takes, takes_of
 from stack.dataset.model import INDEX_FEATURES, Feature
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Profile:
         videos: camera -> (codec, size, pixel format) -> an episode that has it.
         takes: digest of an episode's state and action -> its index; takes in which nothing moves are left
             out.
+        numbers: of all episodes, for takes that are the same to rounding.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Profile:
     videos: Mapping[str, Mapping[tuple[str, str, str], int]] = field(default_factory=dict)
     tasks: tuple[str, ...] = ()
     takes: Mapping[str, int] = field(default_factory=dict)
+    numbers: Takes | None = None
 
     @property
     def info(self) -> str:
@@ -87,6 +90,7 @@ def profile_of(evidence: Evidence, name: str) -> Profile:
         videos=_videos(evidence),
         tasks=tuple(e.text for e in evidence.tasks.entries if isinstance(e.text, str)),
         takes=_takes(evidence),
+        numbers=takes_of(evidence),
     )
 
 

@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from stack.audit.shelter import reading
+from stack.dataset.arrow import numbers_of
 from stack.faults import Place
 
 if TYPE_CHECKING:
@@ -131,14 +133,15 @@ def load_rows(evidence: Evidence) -> Rows:
         try:
             if not evidence.files.get(relative):
                 raise OSError("no bytes")
-            parquet = pq.ParquetFile(evidence.root / relative)
-            schema = parquet.schema_arrow
-            names = schema.names
-            twice = sorted({name for name in names if names.count(name) > 1})
-            wanted = [n for n in names if n not in twice and _is_light(schema.field(n).type)]
-            table = parquet.read(columns=wanted)
-            # A damaged page can give offsets beyond the values, at which a later look would crash.
-            table.validate(full=True)
+            with reading(evidence.root / relative):
+                parquet = pq.ParquetFile(evidence.root / relative)
+                schema = parquet.schema_arrow
+                names = schema.names
+                twice = sorted({name for name in names if names.count(name) > 1})
+                wanted = [n for n in names if n not in twice and _is_light(schema.field(n).type)]
+                table = parquet.read(columns=wanted)
+                # A damaged page can give offsets beyond the values, at which a later look would crash.
+                table.validate(full=True)
         except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more on damaged files
             unread.append(relative)
             evidence.problems.append(evidence.explain(relative, error))
@@ -156,7 +159,8 @@ def load_rows(evidence: Evidence) -> Rows:
         groups[relative] = tuple(meta.row_group(g).num_rows for g in range(meta.num_row_groups))
         episodes.append(episode)
         count += rows
-    columns = {name: _column(parts[name], types[name], files, count) for name in parts}
+    # Taken out one by one, so that at most one column is held twice.
+    columns = {name: _column(parts.pop(name), types[name], files, count) for name in list(parts)}
     spans = tuple(_spans(evidence, files, episodes, columns))
     return Rows(tuple(files), tuple(unread), spans, columns, tuple(doubled), count, groups)
 
@@ -176,10 +180,11 @@ def _part(column: pa.ChunkedArray, start: int) -> _Part:
     rows = len(column)
     array: pa.Array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     widths: NDArray[np.int64] = np.ones(rows, np.int64)
-    nulls = np.asarray(pc.is_null(array).to_numpy(zero_copy_only=False), np.bool_)
+    nulls = _nulls(array)
     first = True
     while not (pa.types.is_primitive(array.type) or pa.types.is_boolean(array.type)):
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = pc.list_value_length(array)
+        lengths = numbers_of(pc.fill_null(lengths, 0) if array.null_count else lengths).astype(np.int64)
         if first:
             widths = lengths
         else:
@@ -188,8 +193,8 @@ def _part(column: pa.ChunkedArray, start: int) -> _Part:
             widths = widths * inner.pop() if len(inner) == 1 else np.full(rows, -1, np.int64)
         array, first = array.flatten(), False
     widths = np.where(nulls, -1, widths)
-    leaf_nulls = np.asarray(pc.is_null(array).to_numpy(zero_copy_only=False), np.bool_)
-    flat = _numbers(array, bool(leaf_nulls.any()))
+    leaf_nulls = _nulls(array)
+    flat = _numbers(array)
     if first:
         return _Part(start, flat.reshape(rows, 1), np.where(nulls, -1, 1), nulls)
     good = widths[widths >= 0]
@@ -219,15 +224,22 @@ def _ragged(flat: Array, widths: NDArray[np.int64], nulls: NDArray[np.bool_], st
     return _Part(start, values, widths, nulls)
 
 
-def _numbers(array: pa.Array, has_nulls: bool) -> Array:
+def _numbers(array: pa.Array) -> Array:
+    """(n,) values, NaN where null; whole numbers as int64, those that may be beyond it as float64."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     if pa.types.is_integer(array.type):
-        wide = pa.float64() if has_nulls or pa.types.is_uint64(array.type) else pa.int64()
+        wide = pa.float64() if array.null_count or pa.types.is_uint64(array.type) else pa.int64()
         array = array.cast(wide, safe=False)
     elif pa.types.is_float16(array.type):
-        return np.asarray(array.to_numpy(zero_copy_only=False), np.float32)
-    return np.asarray(array.to_numpy(zero_copy_only=False))
+        array = array.cast(pa.float32())
+    return numbers_of(array)
+
+
+def _nulls(array: pa.Array) -> NDArray[np.bool_]:
+    if not array.null_count:
+        return np.zeros(len(array), np.bool_)
+    return numbers_of(pc.is_null(array).cast(pa.uint8())).astype(np.bool_)
 
 
 def _column(

@@ -1,15 +1,18 @@
-"""The JSON schema of an audit's report, made of the same dataclasses as the report.
+"""The JSON schemas of the audit's reports, made of the same dataclasses as the reports.
 
-`python -m stack.audit.schema > docs/audit.schema.json` writes it; a test compares the two.
+`python -m stack.audit.schema > docs/audit.schema.json` writes that of one dataset's report, `python -m
+stack.audit.schema several > docs/audit_several.schema.json` that of several; a test compares them.
 """
 
 from __future__ import annotations
 
+import sys
 import types
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from stack.audit.between import SCHEMA as SEVERAL
 from stack.audit.decisions import Decision
 from stack.audit.exact import Channel
 from stack.audit.kinds import PolicyNeeds
@@ -49,6 +52,25 @@ def report_schema() -> dict[str, Any]:
     }
     title = "Report of `stack audit`"
     return {"$schema": DIALECT, "title": title, **_object(properties)}
+
+
+def several_schema() -> dict[str, Any]:
+    """The schema of `SeveralReport.to_json()`: a report for each dataset, and what lies between them.
+
+    A fault between datasets says under `data.merge` who may settle it.
+    """
+    report = {key: value for key, value in report_schema().items() if key != "$schema"}
+    between = _fault()
+    merge = {"enum": ["settles", "with a manifest line", "refuses"]}
+    between["properties"]["data"] = {"type": "object", "properties": {"merge": merge}, "required": ["merge"]}
+    properties = {
+        "schema": {"const": SEVERAL},
+        "ok": {"type": "boolean"},
+        "datasets": {"type": "object", "additionalProperties": report},
+        "between": {"type": "array", "items": between},
+    }
+    head = {"$schema": DIALECT, "title": "Report of `stack audit` on several datasets"}
+    return {**head, **_object(properties)}
 
 
 def _fault() -> dict[str, Any]:
@@ -110,4 +132,4 @@ def _of(kind: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(canonical_json(report_schema()), end="")
+    print(canonical_json(several_schema() if "several" in sys.argv[1:] else report_schema()), end="")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stack.audit.shelter import reading
 from stack.audit.trouble import Problem, Trouble, classify_file, parse_json
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ def read_parquet(evidence: Evidence, relative: str) -> pa.Table | None:
     if not evidence.files.get(relative):
         return None
     try:
-        table = pq.ParquetFile(evidence.root / relative).read()
-        # A damaged page can give offsets beyond the values, at which a later look would crash.
-        table.validate(full=True)
-        return table
+        with reading(evidence.root / relative):
+            table = pq.ParquetFile(evidence.root / relative).read()
+            # A damaged page can give offsets beyond the values, at which a later look would crash.
+            table.validate(full=True)
+            return table
     except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more on damaged files
         evidence.problems.append(classify_file(evidence.root, relative, error))
         return None

@@ -13,8 +13,10 @@ from stack import __version__
 from stack.cli.checks import audit, demo, doctor, mend
 from stack.cli.data import convert, drop, merge, prepare, stats
 from stack.cli.models import mirror
-from stack.cli.options import Commands
+from stack.cli.options import Commands, OwnProcess
+from stack.cli.report import report
 from stack.cli.runs import reproduce, sweep, train
+from stack.cli.supply import image, locks, mirror_sbom, mirror_wheels
 from stack.cli.track import track
 from stack.errors import Exit, StackError
 
@@ -32,7 +34,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line and leave with its exit code; a user's mistake never shows a traceback."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, obj=OwnProcess())
         sys.exit(code if isinstance(code, int) else Exit.OK)
     except StackError as error:
         click.echo(str(error), err=True)
@@ -61,5 +63,8 @@ def _keep_traceback() -> str:
 
 for command in (
     doctor, demo, audit, mend, prepare, convert, merge, drop, stats, mirror, sweep, train, reproduce, track,
+    image, locks, report,
 ):  # fmt: skip
     cli.add_command(command)
+mirror.add_command(mirror_wheels)
+mirror.add_command(mirror_sbom)

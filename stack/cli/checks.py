@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
-from stack.cli.options import FILE, FOLDER, log, show_json
+from stack.cli.options import FILE, FOLDER, OwnProcess, log, show_json
 from stack.errors import Exit
 
 
@@ -81,6 +81,7 @@ def audit(
 
     Example: stack audit deliveries/task_5867 --for pi05 --html report.html
     """
+    _take_shelter(None if max_seconds is None else max_seconds * len(datasets))
     from stack.audit import audit as run_audit
     from stack.audit.kinds import OPENPI, PolicyNeeds
     from stack.audit.text import render
@@ -102,6 +103,14 @@ def audit(
     if json_to != "-":
         click.echo(render(report))
     raise click.exceptions.Exit(Exit.OK if report.ok else Exit.NOT_GOOD)
+
+
+def _take_shelter(max_seconds: float | None = None) -> None:
+    """A reader that crashes on a damaged file must not take the report along."""
+    if isinstance(click.get_current_context().find_root().obj, OwnProcess):
+        from stack.audit.shelter import take_shelter
+
+        take_shelter(max_seconds)
 
 
 def _write_decisions(entries: list[tuple[Any, Path]], to: Path | None) -> None:
@@ -153,6 +162,7 @@ def mend(source: Path, target: Path, restamp: bool, dry_run: bool, json_to: str 
 
     Example: stack mend deliveries/task_5867 work/task_5867-mended --dry-run
     """
+    _take_shelter()
     from stack.audit.mend import mend as run_mend
 
     done = run_mend(source, target, restamp=restamp, dry_run=dry_run, log=log)

@@ -38,7 +38,7 @@ def prepare(
     """
     from stack.manifests import load_dataset_manifest
     from stack.prepare import outline, summary
-    from stack.prepare import prepare as run_prepare
+    from stack.prepare.record import prepare_recorded
 
     loaded = load_dataset_manifest(manifest, overrides=overrides, allow_outside=allow_outside)
     if dry_run:
@@ -46,7 +46,7 @@ def prepare(
         return
     if out is None:
         raise BadRequest("prepare-no-out", "where to write is not given", do="add --out DIR, or --dry-run")
-    prepared = run_prepare(
+    prepared = prepare_recorded(
         loaded, out=out, videos=videos, jobs=jobs, executor=executor, replace=replace, log=log
     )
     click.echo(summary(prepared))
@@ -60,6 +60,9 @@ def _direct_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
         click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core."),
+        click.option(
+            "--executor", metavar="tcp://HOST:PORT", help="Let the workers of this Dask scheduler work."
+        ),
         click.option("--replace", is_flag=True, help="Swap the dataset at DST once the new one stands."),
         click.option(
             "--decide",
@@ -69,6 +72,13 @@ def _direct_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--videos", type=click.Choice(["join", "link"]), default="join", help="Copy, or hard-link."
+        ),
+        click.option(
+            "--camera-statistics",
+            type=click.Choice(["stored", "sampled"]),
+            default="stored",
+            show_default=True,
+            help="Keep those of SRC that decoded pictures agree with, or sample all clips.",
         ),
     ):
         command = option(command)
@@ -94,6 +104,7 @@ def _write_directly(
         drop_episodes=drop_episodes,
         decide=options["decide"],
         robot_type=robot_type,
+        camera_statistics=options["camera_statistics"],
     )
     if options["dry_run"]:
         click.echo(preview(loaded, videos=options["videos"], jobs=options["jobs"]))
@@ -103,6 +114,7 @@ def _write_directly(
         out=out,
         videos=options["videos"],
         jobs=options["jobs"],
+        executor=options["executor"],
         replace=options["replace"],
         log=log,
     )

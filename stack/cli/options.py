@@ -15,6 +15,10 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
+class OwnProcess:
+    """The context object of a run that has its process to itself, as one inside a test has not."""
+
+
 class Commands(click.Group):
     """A group that names the closest command for one that it does not know."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ def _open_run(manifest: Path, work: Path, overrides: tuple[str, ...], allow_outs
     return loaded, open_context(loaded, work.absolute(), collect(), log)
 
 
-def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _run_options(command: Callable[..., Any], *, needs_manifest: bool = True) -> Callable[..., Any]:
     for option in (
-        click.argument("manifest", type=FILE),
+        click.argument("manifest", type=FILE, required=needs_manifest),
         click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder."),
         click.option("--dataset", type=FOLDER, help="Prepared dataset; default: the run's own in --work."),
         click.option("--out", type=FOLDER, help="Where to write; default: below the run's folder in --work."),
@@ -53,6 +54,7 @@ def sweep(
         mirror=context.mirror,
         models=context.models.manifest,
         out=out,
+        record_provenance=context.record_provenance,
         log=log,
     )
     if not any(point.status == "ok" for point in result.points):
@@ -61,14 +63,16 @@ def sweep(
 
 
 @click.command()
-@_run_options
+@partial(_run_options, needs_manifest=False)
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out.")
+@click.option("--replay", type=FILE, help="Take the step of a batch that the guard kept again; no MANIFEST.")
 def train(
-    manifest: Path,
+    manifest: Path | None,
     work: Path,
     dataset: Path | None,
     out: Path | None,
     resume: bool,
+    replay: Path | None,
     overrides: Any,
     allow_outside: bool,
 ) -> None:
@@ -76,8 +80,14 @@ def train(
 
     Example: stack train manifests/runs/demo-cpu.yaml --out work/my-training
     """
+    from stack.train import replay_file
     from stack.train import train as run_train
 
+    if replay is not None:
+        replay_file(replay, log=click.echo)
+        return
+    if manifest is None:
+        raise click.UsageError("name the run's MANIFEST, or --replay FILE")
     loaded, context = _open_run(manifest, work, overrides, allow_outside)
     out = out or context.folder / f"train-{time.strftime('%Y%m%d-%H%M%S')}"
     result = run_train(
@@ -87,6 +97,7 @@ def train(
         models=context.models.manifest,
         out=out,
         resume=resume,
+        record_provenance=context.record_provenance,
         log=log,
     )
     click.echo(f"{result.outcome} after {result.steps} steps, results in {out}")

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from stack.cli.options import FOLDER, Commands, log
+from stack.cli.options import FILE, FOLDER, Commands, log
+from stack.cli.track_site import (
+    track_backup,
+    track_check,
+    track_prune,
+    track_restore,
+    track_upgrade,
+    track_users,
+)
 from stack.errors import BadRequest
 
 
 @click.group(cls=Commands)
 def track() -> None:
-    """The local MLflow server, and the way of a run's journal to one."""
+    """MLflow's server for one host or a site, its care, and the way of a run's journal to one."""
 
 
 @track.command("server")
 @click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: a free one.")
-def track_server(work: Path, port: int | None) -> None:
-    """Serve the runs of a working folder on loopback until Ctrl-C.
+@click.option("--site", type=FILE, help="Serve a site as its file says, instead of one host.")
+def track_server(work: Path, port: int | None, site: Path | None) -> None:
+    """Serve the runs of a working folder on loopback, or a site with logins, until Ctrl-C.
 
     Example: stack track server --port 5000
     """
+    if site is not None:
+        if port is not None:
+            raise BadRequest("track-port-twice", "a site's port is in its file: leave --port out")
+        from stack.tracking.site.serve import serve_site
+
+        serve_site(site, log=log)
+        return
     from stack.tracking.server import serve
 
     serve(work.absolute() / "tracking", port=port, log=click.echo)
@@ -32,19 +49,26 @@ def track_server(work: Path, port: int | None) -> None:
 @click.argument("folder", type=FOLDER)
 @click.option("--server", help="Address; default: a server over the store of --work, started for this.")
 @click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
-def track_ship(folder: Path, server: str | None, work: Path) -> None:
+@click.option("--follow", is_flag=True, help="Keep shipping beside a run, until no run below FOLDER runs.")
+def track_ship(folder: Path, server: str | None, work: Path, follow: bool) -> None:
     """Bring the journals below a run FOLDER to MLflow; what is there already stays as it is.
 
     Example: stack track ship work/runs/demo-cpu --server http://tracking.example:5000
     """
+    from stack.tracking.ship import follow as ship_following
     from stack.tracking.ship import ship
 
+    bring: Callable[..., object] = ship_following if follow else ship
     if not folder.is_dir():
         raise BadRequest("track-no-folder", "the run folder is not there", where=str(folder))
     if server is not None:
-        ship(folder, server, log=log)
+        bring(folder, server, log=log)
         return
     from stack.tracking.server import Server
 
     with Server.start(work.absolute() / "tracking", log=log) as local:
-        ship(folder, local.uri, log=log)
+        bring(folder, local.uri, log=log)
+
+
+for command in (track_check, track_users, track_backup, track_restore, track_upgrade, track_prune):
+    track.add_command(command)

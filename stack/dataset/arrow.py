@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,39 @@ def array_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, type=kind)
     plain = np.ascontiguousarray(values, dtype=_dtype(kind))
     return pa.Array.from_buffers(kind, len(plain), [None, pa.py_buffer(plain)])
+
+
+def values_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Python numbers, texts, or lists of them to any depth, none of them None, as an array of a type."""
+    if pa.types.is_list(kind):
+        lengths = np.array([len(value) for value in values], dtype=np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        inner = values_of([item for value in values for item in value], kind.value_type)
+        return pa.ListArray.from_arrays(array_of(offsets, pa.int32()), inner, type=kind)
+    if pa.types.is_string(kind):
+        texts = [value.encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+        buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]
+        return pa.Array.from_buffers(kind, len(texts), buffers)
+    return array_of(np.array(values, dtype=_dtype(kind)), kind)
+
+
+def nested_of(values: NDArray[Any]) -> pa.Array:
+    """(n, ...) numbers as lists to that depth: int64 for whole numbers, double for the rest.
+
+    Raises:
+        pa.ArrowInvalid: a whole number that no int64 holds.
+    """
+    flat = values.reshape(-1)
+    whole = flat.dtype.kind in "iub"
+    if flat.dtype.kind == "u" and len(flat) and int(flat.max()) > np.iinfo(np.int64).max:
+        raise pa.ArrowInvalid(f"{flat.max()} does not fit into int64")
+    array = array_of(flat.astype(np.int64 if whole else np.float64), pa.int64() if whole else pa.float64())
+    for axis in range(values.ndim - 1, 0, -1):
+        count, size = int(np.prod(values.shape[:axis])), values.shape[axis]
+        offsets = np.arange(count + 1, dtype=np.int32) * size
+        array = pa.ListArray.from_arrays(array_of(offsets, pa.int32()), array)
+    return array
 
 
 def _dtype(kind: pa.DataType) -> np.dtype[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
 from stack.dataset.pictures import episode_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
-from stack.dataset.rows import column_array, column_names, text_column
+from stack.dataset.rows import column_array, column_names, hold_rows, text_column
 from stack.dataset.selection import Recipe, frame_tasks
 from stack.dataset.video import clip_digest
 from stack.errors import BadRequest
@@ -65,6 +65,7 @@ def _episode_digest(job: _EpisodeJob) -> str:
     episode = job.episode
     digest = hashlib.sha256(f"length {episode.length}\n".encode())
     columns = column_names(episode.rows)
+    hold_rows(episode.rows, (*job.features, "timestamp", "task_index"))
     for name, feature in job.features.items():
         digest.update(f"\n{name}\n".encode())
         digest.update(_values(episode, feature))

@@ -1,4 +1,4 @@
-"""Index columns that a dataset's rows do not have."""
+"""Index columns that a dataset's rows do not have, and episodes whose rows are not there."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def note_missing_columns(episodes: Sequence[Episode], notes: Notes) -> None:
     for column, where in missing.items():
         shown = "all episodes" if len(where) == len(episodes) else f"episodes {where}"
         notes.append(("column-missing", f"{column} is missing in {shown}; it is derived when writing"))
+
+
+def left_out(index: int) -> tuple[str, str]:
+    """The note of an episode whose rows cannot be read and that nobody will use."""
+    return "episode-left-out", f"episode {index} has no rows that can be read, and is left out"

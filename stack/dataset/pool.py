@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TypeVar
 
 from stack.errors import BadRequest, WorkFailed
+from stack.folders import LOCK_NAME, PARTIAL_MARK
 
-WORTH_A_START_S = 1.0  # a worker takes about this long to import what it needs
+WORTH_A_START_S = 1.0  # a fresh worker takes about this long to import what it needs
+WORTH_A_FORK_S = 0.1
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -27,13 +34,13 @@ class Pool:
 
     Args:
         jobs: processes; 1 works in this process.
-        patient: work that this process finishes within `WORTH_A_START_S` starts no others.
+        patient: work that this process finishes about as quickly as it can start others starts none.
         executor: one that is running already and belongs to the caller; it gets all of the work.
     """
 
     def __init__(self, jobs: int, *, patient: bool = False, executor: Executor | None = None) -> None:
         self._jobs = jobs
-        self._patience_s = WORTH_A_START_S if patient else 0.0
+        self._is_patient = patient
         self._executor = executor
         self._is_own = executor is None
 
@@ -43,28 +50,34 @@ class Pool:
             yield from map(work, items)
             return
         done, started_s = 0, time.monotonic()
+        patience_s = (WORTH_A_FORK_S if can_fork() else WORTH_A_START_S) if self._is_patient else 0.0
         while self._executor is None and done < len(items):
-            if time.monotonic() - started_s >= self._patience_s:
+            if time.monotonic() - started_s >= patience_s:
                 break
             yield work(items[done])
             done += 1
         yield from self._map_over_processes(work, items[done:])
 
+    def begin(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """As `map`; where other processes are at work already, they begin at once."""
+        if self._executor is None:
+            return self.map(work, items)
+        return self._results(self._submit(work, items))
+
     def _map_over_processes(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         if self._executor is None and items:
-            # Not fork: the caller may hold threads (Arrow's), and a forked child inherits their locks.
-            context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(self._jobs, mp_context=context, initializer=_end_with_parent)
-        futures = [self._executor.submit(work, item) for item in items] if self._executor else []
+            forks = can_fork()
+            context = multiprocessing.get_context("fork" if forks else "spawn")
+            begin = _begin_forked if forks else _end_with_parent
+            self._executor = ProcessPoolExecutor(self._jobs, mp_context=context, initializer=begin)
+        yield from self._results(self._submit(work, items))
+
+    def _results(self, futures: list[Future[Result]]) -> Iterator[Result]:
         try:
             for future in futures:
                 yield future.result()
         except BrokenProcessPool as error:
-            raise WorkFailed(
-                "worker-died",
-                "a worker process was killed, most likely because memory ran out",
-                do="try again with fewer --jobs",
-            ) from error
+            raise _worker_died() from error
         except Exception as error:
             if not isinstance(error, CancelledError) and not type(error).__module__.startswith("distributed"):
                 raise
@@ -76,6 +89,17 @@ class Pool:
         finally:
             for future in futures:
                 future.cancel()
+
+    def _submit(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Future[Result]]:
+        if self._executor is None:
+            return []
+        with warnings.catch_warnings():
+            # Python 3.12 counts any thread of the process; `can_fork` tells which of them matter.
+            warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+            try:
+                return [self._executor.submit(work, item) for item in items]
+            except BrokenProcessPool as error:
+                raise _worker_died() from error
 
     def close(self) -> None:
         if self._executor is not None and self._is_own:
@@ -123,6 +147,34 @@ def open_pool(
         yield pool
     finally:
         pool.close()
+
+
+def _worker_died() -> WorkFailed:
+    return WorkFailed(
+        "worker-died",
+        "a worker process was killed, most likely because memory ran out",
+        do="try again with fewer --jobs",
+    )
+
+
+def can_fork() -> bool:
+    """Whether workers may be copies of this process, which spares them a second of imports.
+
+    A copy inherits locks that other threads hold just then. With no other thread of Python at work, none is
+    held: Arrow's, OpenBLAS' and jemalloc's own threads are idle, and these libraries make themselves anew in
+    a copy. OpenMP, which torch brings, does not.
+    """
+    return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+
+
+def _begin_forked() -> None:
+    """End with the parent at once, and hold none of its targets: a kill of the parent frees them."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").endswith(f"{PARTIAL_MARK}{LOCK_NAME}"):
+                os.close(int(name))
+    _end_with_parent()
 
 
 def _end_with_parent() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +148,16 @@ def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
         BadRequest: a line is not a JSON object; the line's number is named.
     """
     refuse_pointer(file)
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise BadRequest("dataset-meta-not-text", f"not UTF-8 text: {error}", where=str(file)) from error
-    for number, line in enumerate(lines, 1):
+    with file.open("rb") as raw:
+        yield from _objects(raw, file)
+
+
+def _objects(raw: Iterable[bytes], file: Path) -> Iterator[dict[str, Any]]:
+    for number, coded in enumerate(raw, 1):  # line by line: statistics of thousands of episodes are long
+        try:
+            line = coded.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise BadRequest("dataset-meta-not-text", f"not UTF-8 text: {error}", where=str(file)) from error
         if not line.strip():
             continue
         try:
@@ -255,14 +260,21 @@ def open_parquet(file: Path) -> pq.ParquetFile:
         ) from error
 
 
-def read_table(file: Path) -> pa.Table:
-    """A whole small parquet file; a column that occurs twice is kept once, the first."""
+def read_table(file: Path, *, leave_out: str | None = None) -> pa.Table:
+    """A whole small parquet file; a column that occurs twice is kept once, the first.
+
+    Args:
+        leave_out: columns whose name begins so are not read.
+    """
     with open_parquet(file) as parquet:
+        names = parquet.schema_arrow.names
+        kept = [name for name in names if leave_out is None or not name.startswith(leave_out)]
         try:
-            table = parquet.read()
+            table = parquet.read(columns=kept if len(kept) < len(names) else None, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise BadRequest("dataset-file-damaged", f"cannot be read: {error}", where=str(file)) from error
     seen: dict[str, int] = {}
     for position, column in enumerate(table.column_names):
-        seen.setdefault(column, position)
+        if column in kept:  # pyarrow takes `action.raw` for a part of `action`, too
+            seen.setdefault(column, position)
     return table.select(list(seen.values()))

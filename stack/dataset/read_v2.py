@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stack.dataset.missing import note_missing_columns
+from stack.dataset.missing import left_out, note_missing_columns
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_files import files_below, fill_template, note_left_overs
 from stack.dataset.read_meta import (
     Notes,
-    open_parquet,
     read_json_lines,
     task_texts,
     whole_number,
 )
+from stack.dataset.rows import row_count
 from stack.errors import BadRequest
 
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
@@ -33,6 +33,7 @@ def read_episodes_v2(
     features: Mapping[str, Feature],
     tasks: Mapping[int, str],
     notes: Notes,
+    leave_out: frozenset[int] = frozenset(),
 ) -> tuple[Episode, ...]:
     """All episodes that have rows, ascending; lengths counted from the parquet footers."""
     files = _data_files(root, info, notes)
@@ -45,8 +46,13 @@ def read_episodes_v2(
     clips = {camera: _video_files(root, info, camera, sorted(files), notes) for camera in cameras}
     episodes = []
     for index, file in sorted(files.items()):
-        with open_parquet(file) as parquet:
-            length = parquet.metadata.num_rows
+        try:
+            length = row_count(file)
+        except BadRequest:
+            if index not in leave_out:
+                raise
+            gone.append(index)
+            continue
         entry = listed.get(index, {})
         if whole_number(entry.get("length")) not in (None, length):
             notes.append(
@@ -63,6 +69,11 @@ def read_episodes_v2(
             )
         )
     note_missing_columns(episodes, notes)
+    for index in gone:
+        if index in leave_out:
+            notes.append(left_out(index))
+            episodes.append(Episode(index, 0, (), RowsRef(root, 0, 0), {}, Origin(source, index)))
+    episodes.sort(key=lambda episode: episode.index)
     used = set(files.values()) | {file for found in clips.values() for file in found.values()}
     note_left_overs(root, used, notes)
     return tuple(episodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stack.dataset.missing import note_missing_columns
+from stack.dataset.arrow import numbers_of
+from stack.dataset.missing import left_out, note_missing_columns
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_files import files_below, fill_template, note_left_overs
 from stack.dataset.read_meta import (
@@ -37,6 +39,7 @@ def read_episodes_v30(
     features: Mapping[str, Feature],
     tasks: Mapping[int, str],
     notes: Notes,
+    leave_out: frozenset[int] = frozenset(),
 ) -> tuple[Episode, ...]:
     """All episodes that have rows, ascending by episode_index.
 
@@ -44,7 +47,7 @@ def read_episodes_v30(
     file numbers of the episode table: several releases of the official converter write those wrong.
     """
     table = _episode_table(root, notes)
-    rows = _rows_by_episode(root, table)
+    rows = _rows_by_episode(root, table, leave_out)
     if gone := sorted(set(table) - set(rows)):
         notes.append(("episodes-without-rows", f"listed in meta/ but without rows: {gone}"))
     if extra := sorted(set(rows) - set(table)):
@@ -55,6 +58,12 @@ def read_episodes_v30(
             notes.append(
                 ("length-differs", f"episode {index}: {listed} frames listed, {rows[index].count} rows")
             )
+    present = dict(rows)
+    for index in gone:
+        # As long as listed, so that its pictures are counted in the files that it shares with others.
+        if index in leave_out and (length := whole_number(table[index].get("length"))) is not None:
+            rows[index] = RowsRef(root, 0, length)
+            notes.append(left_out(index))
     clips: dict[int, dict[str, ClipRef]] = {index: {} for index in rows}
     for camera, feature in features.items():
         if feature.dtype == "video":
@@ -71,8 +80,8 @@ def read_episodes_v30(
         )
         for index, ref in sorted(rows.items())
     )
-    note_missing_columns(episodes, notes)
-    used = {ref.file for ref in rows.values()}
+    note_missing_columns([episode for episode in episodes if episode.index in present], notes)
+    used = {ref.file for ref in present.values()}
     used |= {clip.file for episode in episodes for clip in episode.clips.values()}
     note_left_overs(root, used, notes)
     return episodes
@@ -83,9 +92,7 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
     files = files_below(root / "meta" / "episodes", ".parquet")
     entries: list[dict[str, Any]] = []
     for file in files:
-        table = read_table(file)
-        kept = [name for name in table.column_names if not name.startswith("stats/")]
-        entries.extend(table.select(kept).to_pylist())
+        entries.extend(read_table(file, leave_out="stats/").to_pylist())
     if not files:
         lines = root / "meta" / "episodes.jsonl"
         if not lines.is_file():
@@ -107,7 +114,9 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
     return by_key
 
 
-def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict[int, RowsRef]:
+def _rows_by_episode(
+    root: Path, table: Mapping[int, Mapping[str, Any]], leave_out: frozenset[int]
+) -> dict[int, RowsRef]:
     files = files_below(root / "data", ".parquet")
     if not files:
         raise BadRequest(
@@ -119,17 +128,42 @@ def _rows_by_episode(root: Path, table: Mapping[int, Mapping[str, Any]]) -> dict
     rows: dict[int, RowsRef] = {}
     position = 0
     for file in files:
-        with open_parquet(file) as parquet:
-            count = parquet.metadata.num_rows
-            keyed = "episode_index" in parquet.schema_arrow.names
-            if keyed:
-                table_read = parquet.read(columns=["episode_index"])
-                # A file may hold a column twice; pyarrow takes `episode_index.x` for it, too.
-                column = table_read.column(table_read.column_names.index("episode_index"))
-        numbers = _flat(column, file) if keyed else _numbers_by_position(table, position, count)
+        try:
+            count, column = _episode_column(file)
+        except (BadRequest, pa.ArrowException, OSError):
+            own = _episodes_of(file, table)
+            if not own or not own <= leave_out:
+                raise
+            position += sum(whole_number(table[index].get("length")) or 0 for index in own)
+            continue
+        numbers = _numbers_by_position(table, position, count) if column is None else _flat(column, file)
         position += count
         _add_runs(file, numbers, rows)
     return rows
+
+
+def _episode_column(file: Path) -> tuple[int, pa.ChunkedArray | None]:
+    """(rows, the column episode_index or None where there is none)."""
+    with open_parquet(file) as parquet:
+        count = int(parquet.metadata.num_rows)
+        if "episode_index" not in parquet.schema_arrow.names:
+            return count, None
+        table = parquet.read(columns=["episode_index"], use_threads=False)
+        # A file may hold a column twice; pyarrow takes `episode_index.x` for it, too.
+        return count, table.column(table.column_names.index("episode_index"))
+
+
+def _episodes_of(file: Path, table: Mapping[int, Mapping[str, Any]]) -> set[int]:
+    """The episodes that the table says are in a row file, by the numbers in its path."""
+    digits = [re.findall(r"\d+", name)[-1:] for name in (file.parent.name, file.stem)]
+    if not all(digits):
+        return set()
+    place = tuple(int(found[0]) for found in digits)
+    named = {
+        index: tuple(whole_number(entry.get(f"data/{key}_index")) for key in ("chunk", "file"))
+        for index, entry in table.items()
+    }
+    return {index for index, own in named.items() if own == place}
 
 
 def _flat(column: pa.ChunkedArray, file: Path) -> NDArray[Any]:
@@ -143,7 +177,9 @@ def _flat(column: pa.ChunkedArray, file: Path) -> NDArray[Any]:
             f"episode_index is stored as {column.type}, not one number a row",
             where=str(file),
         )
-    return np.asarray(column.to_numpy())
+    if not len(column):
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([numbers_of(chunk) for chunk in column.chunks])
 
 
 def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, count: int) -> NDArray[Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
@@ -20,7 +24,24 @@ from stack.errors import BadRequest
 
 def column_names(rows: RowsRef) -> tuple[str, ...]:
     """Top-level columns of the file that holds these rows."""
-    return _columns(rows.file, _stamp(rows.file))
+    return _footer(rows.file, _stamp(rows.file)).names
+
+
+def row_count(file: Path) -> int:
+    """Rows of a parquet file, from its footer.
+
+    Raises:
+        BadRequest: as `open_parquet`.
+    """
+    return _footer(file, _stamp(file)).starts[-1]
+
+
+def hold_rows(rows: RowsRef, columns: Iterable[str]) -> None:
+    """Read all of these columns that are there at once, for `read_rows` to give them one by one."""
+    present = column_names(rows)
+    wanted = [name for name in dict.fromkeys(columns) if name in present]
+    if wanted:
+        read_rows(rows, wanted)
 
 
 def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
@@ -170,47 +191,64 @@ def _stamp(file: Path) -> tuple[int, int]:
     return (stat.st_mtime_ns, stat.st_size)
 
 
+@dataclass(frozen=True)
+class _Footer:
+    """`starts`: the first row of each row group, and the number of all rows."""
+
+    metadata: pq.FileMetaData
+    names: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
 @lru_cache(maxsize=64)
-def _columns(file: Path, stamp: tuple[int, int]) -> tuple[str, ...]:
+def _footer(file: Path, stamp: tuple[int, int]) -> _Footer:
     with open_parquet(file) as parquet:
-        return tuple(parquet.schema_arrow.names)
+        metadata = parquet.metadata
+        sizes = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        return _Footer(metadata, tuple(parquet.schema_arrow.names), tuple(accumulate(sizes, initial=0)))
 
 
 def _read_groups(
     file: Path, stamp: tuple[int, int], start: int, count: int, columns: tuple[str, ...]
 ) -> tuple[pa.Table, int]:
-    groups, first = _groups_of(file, stamp, start, count)
-    return _read_whole_groups(file, stamp, groups, columns), first
+    """The row groups that hold the rows, and the position of the first row of the first group."""
+    starts = _footer(file, stamp).starts
+    groups = tuple(
+        group for group, (first, end) in enumerate(pairwise(starts)) if first < start + count and end > start
+    )
+    table = _read_whole_groups(file, stamp, groups, columns)
+    return table, starts[groups[0]] if groups else start
 
 
-@lru_cache(maxsize=4096)
-def _groups_of(file: Path, stamp: tuple[int, int], start: int, count: int) -> tuple[tuple[int, ...], int]:
-    """Row groups that hold the rows, and the position of the first row of the first group."""
-    groups: list[int] = []
-    first, position = start, 0
-    with open_parquet(file) as parquet:
-        for group in range(parquet.num_row_groups):
-            size = parquet.metadata.row_group(group).num_rows
-            if position < start + count and position + size > start:
-                if not groups:
-                    first = position
-                groups.append(group)
-            position += size
-    return tuple(groups), first
+# Other writers put all episodes of a file into one row group: without this, every episode would read the
+# whole file again. Columns that were read before are not read twice.
+_HELD: OrderedDict[tuple[Path, tuple[int, int], tuple[int, ...]], pa.Table] = OrderedDict()
+HELD_TABLES = 2
 
 
-@lru_cache(maxsize=8)
 def _read_whole_groups(
     file: Path, stamp: tuple[int, int], groups: tuple[int, ...], columns: tuple[str, ...]
 ) -> pa.Table:
-    # Other writers put all episodes of a file into one row group: without the cache, every episode would
-    # read the whole file again.
-    with open_parquet(file) as parquet:
-        try:
+    key = (file, stamp, groups)
+    held = _HELD.pop(key, None)
+    if held is None or not set(columns) <= set(held.column_names):
+        more = [name for name in held.column_names if name not in columns] if held is not None else []
+        held = _read_columns(file, stamp, groups, (*columns, *more))
+    _HELD[key] = held
+    while len(_HELD) > HELD_TABLES:
+        _HELD.popitem(last=False)
+    return held.select(list(columns))
+
+
+def _read_columns(
+    file: Path, stamp: tuple[int, int], groups: tuple[int, ...], columns: tuple[str, ...]
+) -> pa.Table:
+    try:
+        with pq.ParquetFile(file, metadata=_footer(file, stamp).metadata) as parquet:
             table = parquet.read_row_groups(list(groups), columns=list(columns), use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise BadRequest(
-                "dataset-file-damaged", f"the rows cannot be read: {error}", where=str(file)
-            ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise BadRequest(
+            "dataset-file-damaged", f"the rows cannot be read: {error}", where=str(file)
+        ) from error
     # pyarrow takes `action` for `action.raw` too, and a file may hold a column twice.
     return table.select([table.column_names.index(column) for column in columns])

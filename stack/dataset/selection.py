@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
 from stack.dataset.pictures import picture_column, picture_shape
 from stack.dataset.rows import column_names, decode_column, read_rows
+from stack.dataset.stats_stored import KeptCamera
 from stack.errors import BadRequest
 
 Column: TypeAlias = NDArray[Any] | pa.Array
@@ -54,10 +55,13 @@ class Selected:
         episode: `index` is the new one; `rows`, `clips` (by output camera) and `origin` point to the source;
             `tasks` are the texts to write.
         recipe: key into `Selection.recipes`.
+        kept: camera -> statistics that the source stored of its clip and that were found good; the clips of
+            other cameras are sampled.
     """
 
     episode: Episode
     recipe: str
+    kept: Mapping[str, KeptCamera] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,12 @@ def written_feature(feature: Feature) -> Feature:
     return Feature(
         feature.name, "float32" if shrink else feature.dtype, feature.shape, feature.names, feature.fields
     )
+
+
+def needed_columns(recipe: Recipe, features: Iterable[str]) -> list[str]:
+    """Source columns that these output features are made of, and those that tell of an episode's frames."""
+    taken = [take.feature.name for name in features for take in recipe.columns[name]]
+    return list(dict.fromkeys((*taken, *INDEX_FEATURES)))
 
 
 def assemble(selected: Selected, recipe: Recipe, features: Mapping[str, Feature]) -> dict[str, Column]:

@@ -14,7 +14,7 @@ from stack.dataset.stats_order import QUANTILES, interpolated, quantile_ranks
 from stack.dataset.video_decode import decode_frames
 from stack.errors import BadRequest
 
-CHANNELS_AT_ONCE = 8  # bounds the float64 copy: 305,425 rows x 8 channels are 20 MB
+VALUES_AT_ONCE = 2_500_000  # bounds the float64 copy: 20 MB, 8 channels of 305,425 rows
 
 # lerobot/datasets/compute_stats.py: estimate_num_samples and auto_downsample_height_width.
 SAMPLES_MIN, SAMPLES_MAX, SAMPLES_POWER = 100, 10_000, 0.75
@@ -52,6 +52,16 @@ class Stats:
         return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
 
 
+def side_by_side(parts: Sequence[Stats]) -> Stats:
+    """One entry from those of neighbouring channels, each (D_n,), over the same rows."""
+    if len(parts) == 1:
+        return parts[0]
+    own = [f.name for f in fields(Stats) if f.name != "count"]
+    return Stats(
+        count=parts[0].count, **{name: np.concatenate([getattr(p, name) for p in parts]) for name in own}
+    )
+
+
 def vector_stats(values: NDArray[Any], *, where: str = "") -> Stats:
     """Statistics over rows, exact in float64 also where the mean is far from zero.
 
@@ -78,8 +88,9 @@ def joined_stats(parts: Sequence[NDArray[Any]], *, where: str = "") -> Stats:
     if not rows:
         raise BadRequest("stats-no-rows", "statistics over no rows do not exist", where=where)
     blocks = []
-    for start in range(0, tables[0].shape[1], CHANNELS_AT_ONCE):
-        blocks.append(_block_stats(_joined([t[:, start : start + CHANNELS_AT_ONCE] for t in tables])))
+    wide = max(1, VALUES_AT_ONCE // rows)
+    for start in range(0, tables[0].shape[1], wide):
+        blocks.append(_block_stats(_joined([t[:, start : start + wide] for t in tables])))
     shape = parts[0].shape[1:] or (1,)
     joined = {key: np.concatenate([block[key] for block in blocks]).reshape(shape) for key in blocks[0]}
     return Stats(count=np.array([rows], dtype=np.int64), **joined)
@@ -210,6 +221,22 @@ def camera_stats(clips: Sequence[ClipRef], *, samples: Iterable[CameraSample] | 
     if not taken:
         raise BadRequest("stats-no-rows", "statistics over no clips do not exist")
     return taken[0].merge(*taken[1:]).stats()
+
+
+def pooled_levels(histogram: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    """`mean`, `std`, and the levels that 1 % of the pixels lie below and above, of (3, 256) counts.
+
+    Each (3,), levels / 255; float64 sums of at most 2**53 / 255**2 pixels, so exact.
+    """
+    levels = np.arange(LEVELS, dtype=np.float64)
+    pixels = histogram.sum(axis=1)
+    mean = histogram @ levels / pixels
+    std = np.sqrt(np.maximum(histogram @ levels**2 / pixels - mean**2, 0.0))
+    shares = np.cumsum(histogram, axis=1) / pixels[:, None]
+    low = np.array([np.searchsorted(own, 0.01, side="right") for own in shares])
+    high = np.array([np.searchsorted(own, 0.99) for own in shares])
+    found = {"mean": mean, "std": std, "level_low": low, "level_high": high}
+    return {name: np.asarray(value, dtype=np.float64) / 255 for name, value in found.items()}
 
 
 def _level_stats(counts: NDArray[np.int64]) -> dict[str, float]:

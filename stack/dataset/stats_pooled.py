@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
-from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite
+from stack.dataset.pool import Pool
+from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 
 HELD_BYTES_MAX = 256 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
+# Another part of a feature means reading all of it once more.
+VALUES_A_JOB = 25_000_000
+PARTS_MAX = 4
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 
@@ -41,9 +46,39 @@ def pooled_stats(job: PooledJob) -> Stats:
 
     def blocks() -> Iterator[NDArray[Any]]:
         for block in written_blocks(job.root, job.paths, job.feature):
-            yield block if job.channels is None else block[:, slice(*job.channels)]
+            # A copy: a part would hold all of the block.
+            yield block if job.channels is None else block[:, slice(*job.channels)].copy()
 
     return block_stats(blocks, where=job.feature)
+
+
+def pooled_features(
+    root: Path, paths: tuple[str, ...], widths: Mapping[str, int], rows: int, pool: Pool
+) -> Callable[[], dict[str, Stats]]:
+    """Begin `pooled_stats` of several features at once; large ones are shared out among the workers.
+
+    Args:
+        widths: feature -> how many channels it has.
+        rows: how many rows the files have.
+
+    Returns:
+        A function that waits for the statistics; it raises `BadRequest` as `pooled_stats`.
+    """
+    jobs: list[PooledJob] = []
+    for name, width in widths.items():
+        parts = min(width, PARTS_MAX, -(-width * rows // VALUES_A_JOB))
+        bounds = [width * n // parts for n in range(parts + 1)]
+        spans: list[tuple[int, int] | None] = [*pairwise(bounds)] if parts > 1 else [None]
+        jobs += [PooledJob(root, paths, name, span) for span in spans]
+    begun = pool.begin(pooled_stats, jobs)
+
+    def finish() -> dict[str, Stats]:
+        found: dict[str, list[Stats]] = {}
+        for job, stats in zip(jobs, begun, strict=True):
+            found.setdefault(job.feature, []).append(stats)
+        return {name: side_by_side(parts) for name, parts in found.items()}
+
+    return finish
 
 
 def block_stats(blocks: Blocks, *, where: str = "", held_bytes_max: int = HELD_BYTES_MAX) -> Stats:

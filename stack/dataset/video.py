@@ -9,21 +9,18 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import numpy as np
 
 from stack.dataset.model import ClipRef
+from stack.dataset.video_boxes import BRANDS, Run, write_runs
 from stack.dataset.video_decode import decode
 from stack.dataset.video_encode import Splicer, check_close, encode_file, pictures_of, same_again
 from stack.dataset.video_h264 import parse_sets, used_pps
-from stack.dataset.video_index import (
-    VideoIndex,
-    VideoInfo,
-    describe_extradata,
-    index_video,
-    probe,
-)
+from stack.dataset.video_index import describe_extradata, index_video, is_unchanged, probe
+from stack.dataset.video_model import VideoIndex, VideoInfo
 from stack.dataset.video_mux import exact_rate, ticks_of, whole_file, why_badly_timed
 from stack.dataset.video_open import open_video
-from stack.dataset.video_packets import PacketReader, Part
+from stack.dataset.video_packets import PacketReader, Part, changed
 from stack.dataset.video_segments import Segment, can_splice, split, whole_copy
 from stack.errors import BadRequest, WorkFailed
 
@@ -40,6 +37,8 @@ __all__ = [
     "why_not_joinable",
     "why_not_together",
 ]
+
+PACKETS_AT_ONCE = 128  # hashed with one call
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def why_not_together(a: ClipRef, b: ClipRef, infos: Mapping[Path, VideoInfo] | N
 def _why_alone(clip: ClipRef, info: VideoInfo) -> str | None:
     end = clip.start + clip.count
     plain_end = end == info.frames or not info.has_b_frames
-    if can_splice(info) or (clip.start in info.key_frames and plain_end):
+    if can_splice(info) or (info.is_key(clip.start) and plain_end):
         return None
     return next((s.encode for s in split(clip) if s.encode), None)
 
@@ -176,12 +175,33 @@ def _splice(segments: Sequence[Segment], partial: Path, rate: Fraction, out: Pat
         assert sets is not None  # `can_splice` has looked
         splicer = Splicer(first, sets, rate)
         extradata = splicer.sets.to_bytes()
+    if splicer is None and first.codec in BRANDS and all(_is_plain(s.index) for s in segments):
+        runs = [_run(segment, place) for place, segment in _placed(segments)]
+        index = segments[0].index
+        write_runs(runs, partial, first.codec, index.entry or b"", index.size or b"", ticks_of(rate))
+        parts = [Part(segment, place) for place, segment in _placed(segments)]
+        return _check_joined(parts, partial, rate, extradata, out)
     parts = []
     for place, segment in _placed(segments):
         samples = tuple(splicer.encode(segment)) if splicer and segment.encode else ()
         parts.append(Part(segment, place, samples))
     _mux(parts, partial, rate, extradata)
     return _check_joined(parts, partial, rate, extradata, out)
+
+
+def _is_plain(index: VideoIndex) -> bool:
+    return index.packets.offsets is not None and index.entry is not None and index.size is not None
+
+
+def _run(segment: Segment, place: int) -> Run:
+    """A segment's packets, for files that are still as they were when they were looked at."""
+    index, places = segment.index, segment.places()
+    packets = index.packets
+    if packets.offsets is None or not is_unchanged(index):
+        raise changed(index, 0)
+    frames = packets.frames[places] - segment.start + place
+    sizes, is_sync = packets.sizes[places], packets.is_sync[places]
+    return Run(index.info.file, frames, packets.offsets[places], sizes, is_sync)
 
 
 def _mux(parts: Sequence[Part], out: Path, rate: Fraction, extradata: bytes) -> None:
@@ -214,12 +234,14 @@ def _check_joined(
     parts: Sequence[Part], written: Path, rate: Fraction, extradata: bytes, out: Path
 ) -> VideoInfo:
     got = index_video(written)
-    meant = [coded for part in parts for coded in part.coded()]
+    tables = [part.table() for part in parts]
+    meant = [np.concatenate(column) for column in zip(*tables, strict=True)]
+    there = (got.packets.frames, got.packets.sizes, got.packets.is_key)
     wrong = _why_other(parts[0].segment.index.info, got.info)
     if wrong is None and got.info.extradata != extradata:
         wrong = "codec parameters (extradata) differ"
-    if wrong is None and meant != [(c.frame, c.size_bytes, c.is_key) for c in got.coded]:
-        wrong = f"{len(meant)} frames were meant and {got.info.frames} are there, or their order differs"
+    if wrong is None and not all(map(np.array_equal, meant, there)):
+        wrong = f"{len(meant[0])} frames were meant and {got.info.frames} are there, or their order differs"
     return _checked(got, wrong, rate, out)
 
 
@@ -261,9 +283,13 @@ def clip_digest(clip: ClipRef) -> str:
     digest = hashlib.sha256(f"{info.codec} {info.width}x{info.height} {info.pix_fmt}\n".encode())
     with PacketReader() as packets:
         digest.update(_used_extradata(segment, packets))
-        for coded, packet in packets.read(segment):
-            digest.update(f"\n{coded.frame - clip.start} {len(packet)}\n".encode())
-            digest.update(packet)
+        parts: list[bytes] = []
+        for frame, _, packet in packets.read(segment):
+            parts += (b"\n%d %d\n" % (frame - clip.start, len(packet)), packet)
+            if len(parts) >= PACKETS_AT_ONCE:
+                digest.update(b"".join(parts))
+                parts.clear()
+        digest.update(b"".join(parts))
     return digest.hexdigest()
 
 
@@ -273,6 +299,6 @@ def _used_extradata(segment: Segment, packets: PacketReader) -> bytes:
     if sets is None or len(sets.sps) == len(sets.pps) == 1:
         return info.extradata
     used: set[int] = set()
-    for _, packet in packets.read(segment):
+    for _, _, packet in packets.read(segment):
         used |= used_pps(packet, sets.length_size)
     return sets.only(used).to_bytes()

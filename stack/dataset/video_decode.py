@@ -13,7 +13,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from stack.dataset.video_index import VideoIndex, index_video
+from stack.dataset.video_index import index_video
+from stack.dataset.video_model import VideoIndex
 from stack.dataset.video_open import demux, open_video
 from stack.errors import BadRequest
 
@@ -59,7 +60,7 @@ def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[VideoFrame]:
                 before = bisect_right(key_frames, frame) - 1
                 key = key_frames[before] if before >= 0 else 0
                 if frame < at or key > at + DECODE_RATHER_THAN_SEEK_FRAMES:
-                    container.seek(index.coded[index.position(key)].dts, backward=True, stream=stream)
+                    container.seek(int(index.packets.dts[index.position(key)]), backward=True, stream=stream)
                     pictures = _pictures(container, stream, info.file)
                 held = _forward(pictures, frame, number, info.file)
                 at = frame + 1

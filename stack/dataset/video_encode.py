@@ -22,7 +22,7 @@ from stack.dataset.video_h264 import (
     as_sample,
     split_start_codes,
 )
-from stack.dataset.video_index import VideoInfo
+from stack.dataset.video_model import VideoInfo
 from stack.dataset.video_mux import ticks_of
 from stack.dataset.video_open import open_video
 from stack.dataset.video_segments import Segment

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,76 +19,16 @@ import numpy as np
 from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
+from numpy.typing import NDArray
 
+from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo
 from stack.dataset.video_open import check_file, demux, open_video, truncated
 from stack.dataset.video_tables import Tables, read_tables
 from stack.errors import BadRequest
 
-INDEX_CACHE_FILES = 64
-
-
-@dataclass(frozen=True)
-class VideoInfo:
-    """What a file is, counted from its packets.
-
-    Attributes:
-        codec: the canonical name, such as `h264`, `av1`, `hevc`, `mpeg4`.
-        pix_fmt: such as `yuv420p`; None where the stream does not say.
-        fps: the average rate over the shown frames.
-        time_base: seconds a tick.
-        frames: shown frames (packets that an edit list hides are not among them).
-        key_frames: presentation numbers of the frames at which decoding can start with nothing before.
-        has_b_frames: decode order and presentation order differ.
-        duration_s: frames / fps.
-        pts: presentation time of each frame, in ticks of `time_base`, ascending.
-        extradata: the codec's global header (parameter sets).
-    """
-
-    file: Path
-    codec: str
-    width: int
-    height: int
-    pix_fmt: str | None
-    fps: Fraction
-    time_base: Fraction
-    frames: int
-    key_frames: tuple[int, ...] = field(repr=False)
-    has_b_frames: bool
-    has_audio: bool
-    duration_s: float
-    pts: tuple[int, ...] = field(repr=False)
-    extradata: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class CodedFrame:
-    """One packet: `frame` is its presentation number, `is_key` as in `VideoInfo.key_frames`.
-
-    `is_sync` is the file's own flag, which open-GOP pictures bear too; `offset` is where the packet lies in
-    the file, None where only FFmpeg knows.
-    """
-
-    frame: int
-    pts: int
-    dts: int
-    size_bytes: int
-    is_key: bool
-    is_sync: bool
-    offset: int | None = None
-
-
-@dataclass(frozen=True)
-class VideoIndex:
-    """A file's packets in decode order."""
-
-    info: VideoInfo
-    coded: tuple[CodedFrame, ...]
-
-    def position(self, frame: int) -> int:
-        """The place in decode order of a presentation number."""
-        if not self.info.has_b_frames:
-            return frame
-        return next(k for k, coded in enumerate(self.coded) if coded.frame == frame)
+KNOWN_LOOKS_MAX = 64
+HELD_PACKETS = 250_000  # about 15 MB
+HELD_FILES_MIN = 8  # the files of all cameras of an episode, however long they are
 
 
 def probe(file: Path) -> VideoInfo:
@@ -102,14 +42,53 @@ def probe(file: Path) -> VideoInfo:
 
 def index_video(file: Path) -> VideoIndex:
     """Like `probe`, with every packet. Answers are kept for the last few files while these do not change."""
-    check_file(file)
-    stat = file.stat()
-    return _index_unchanged(file, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    stamp = _stamp(file)
+    held = _HELD.take(stamp)
+    if held is None:
+        check_file(file)
+        held = replace(_index_from_tables(file) or index_by_demuxing(file), stamp=stamp)
+    if held.info.file != file:  # another name of the same file
+        held = replace(held, info=replace(held.info, file=file))
+    _HELD.put(stamp, held)
+    return held
 
 
-@lru_cache(maxsize=INDEX_CACHE_FILES)
-def _index_unchanged(file: Path, mtime_ns: int, size_bytes: int, inode: int) -> VideoIndex:
-    return _index_from_tables(file) or index_by_demuxing(file)
+def is_unchanged(index: VideoIndex) -> bool:
+    """Whether the file is still the one that was looked at, as far as its size and times tell."""
+    return _stamp(index.info.file) == index.stamp
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+class _Held:
+    """The indexes used last, by file, whatever its names; a few are held however long they are."""
+
+    def __init__(self) -> None:
+        self._by_stamp: OrderedDict[Stamp, VideoIndex] = OrderedDict()
+        self._packets = 0
+
+    def take(self, stamp: Stamp | None) -> VideoIndex | None:
+        index = self._by_stamp.pop(stamp, None) if stamp is not None else None
+        self._packets -= len(index.packets) if index is not None else 0
+        return index
+
+    def put(self, stamp: Stamp | None, index: VideoIndex) -> None:
+        if stamp is None:
+            return
+        self.take(stamp)
+        self._by_stamp[stamp] = index
+        self._packets += len(index.packets)
+        while self._packets > HELD_PACKETS and len(self._by_stamp) > HELD_FILES_MIN:
+            self._packets -= len(self._by_stamp.popitem(last=False)[1].packets)
+
+
+_HELD = _Held()
 
 
 def _index_from_tables(file: Path) -> VideoIndex | None:
@@ -119,10 +98,12 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
             tables = read_tables(data)
             if tables is None or len(np.unique(tables.pts)) != len(tables.pts):
                 return None
-            places = zip(tables.offsets.tolist(), tables.sizes.tolist(), tables.is_sync.tolist(), strict=True)
-            keys = [
-                is_sync and starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
-                for offset, size, is_sync in places
+            keys = tables.is_sync.copy()
+            synced = np.flatnonzero(keys)
+            places = zip(tables.offsets[synced].tolist(), tables.sizes[synced].tolist(), strict=True)
+            keys[synced] = [
+                starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
+                for offset, size in places
             ]
     except (OSError, ValueError):  # a file system that maps nothing into memory, or a file that just went
         return None
@@ -130,13 +111,10 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
     return _index_of(file, tables, looks, keys)
 
 
-def _index_of(file: Path, tables: Tables, looks: _Looks, keys: list[bool]) -> VideoIndex:
-    order = np.argsort(tables.pts)
+def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]) -> VideoIndex:
+    order = np.argsort(tables.pts, kind="stable")  # nearly in order
     frames = np.empty(len(order), dtype=np.int64)
     frames[order] = np.arange(len(order))
-    columns = (frames, tables.pts, tables.dts, tables.sizes)
-    flags = (keys, tables.is_sync.tolist(), tables.offsets.tolist())
-    coded = tuple(map(CodedFrame, *(column.tolist() for column in columns), *flags))
     pts = tables.pts[order].tolist()
     fps = _rate(tables.rate, tables.time_base, pts)
     info = VideoInfo(
@@ -148,14 +126,15 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: list[bool]) -> Vi
         fps=fps,
         time_base=tables.time_base,
         frames=len(pts),
-        key_frames=tuple(np.sort(frames[np.array(keys, dtype=bool)]).tolist()),
+        key_frames=tuple(np.sort(frames[keys]).tolist()),
         has_b_frames=bool((frames != np.arange(len(frames))).any()),
         has_audio=tables.has_audio,
         duration_s=float(len(pts) / fps) if fps else 0.0,
-        pts=tuple(pts),
+        pts=_evenly(pts),
         extradata=tables.extradata,
     )
-    return VideoIndex(info, coded)
+    packets = PacketTable(frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets)
+    return VideoIndex(info, packets, tables.entry, tables.size)
 
 
 @dataclass(frozen=True)
@@ -174,7 +153,7 @@ def _open_for_looks(file: Path, entry: bytes) -> _Looks:
     with open_video(file) as (_, stream):
         context = stream.codec_context
         looks = _Looks(context.width, context.height, context.pix_fmt)
-    if len(_KNOWN_LOOKS) >= INDEX_CACHE_FILES:
+    if len(_KNOWN_LOOKS) >= KNOWN_LOOKS_MAX:
         _KNOWN_LOOKS.clear()
     _KNOWN_LOOKS[entry] = looks
     return looks
@@ -220,7 +199,15 @@ def _assemble(
         raise BadRequest("video-times-repeat", what, where=str(file), do=_REWRAP)
     assert stream.time_base is not None  # a demuxed stream always has one
     fps = _rate(stream.average_rate, stream.time_base, pts)
-    coded = tuple(CodedFrame(rank[p], p, dts, size, key, sync) for p, dts, size, key, sync in packets)
+    order, dts, sizes, keys, syncs = (list(column) for column in zip(*packets, strict=True))
+    table = PacketTable(
+        np.array([rank[p] for p in order], dtype=np.int64),
+        np.array(order, dtype=np.int64),
+        np.array(dts, dtype=np.int64),
+        np.array(sizes, dtype=np.int64),
+        np.array(keys, dtype=bool),
+        np.array(syncs, dtype=bool),
+    )
     info = VideoInfo(
         file=file,
         codec=codec,
@@ -230,14 +217,21 @@ def _assemble(
         fps=fps,
         time_base=stream.time_base,
         frames=len(pts),
-        key_frames=tuple(sorted(c.frame for c in coded if c.is_key)),
-        has_b_frames=any(c.frame != k for k, c in enumerate(coded)),
+        key_frames=tuple(np.sort(table.frames[table.is_key]).tolist()),
+        has_b_frames=bool((table.frames != np.arange(len(table))).any()),
         has_audio=bool(container.streams.audio),
         duration_s=float(len(pts) / fps) if fps else 0.0,
-        pts=tuple(pts),
+        pts=_evenly(pts),
         extradata=extradata,
     )
-    return VideoIndex(info, coded)
+    return VideoIndex(info, table)
+
+
+def _evenly(pts: list[int]) -> tuple[int, ...] | range:
+    """A range says the same in no space: there may be thousands of files."""
+    step = pts[1] - pts[0] if len(pts) > 1 else 1
+    even = range(pts[0], pts[0] + step * len(pts), step)
+    return even if len(even) == len(pts) and all(map(int.__eq__, even, pts)) else tuple(pts)
 
 
 def _rate(claimed: Fraction | None, time_base: Fraction, pts: list[int]) -> Fraction:
@@ -264,7 +258,13 @@ def starts_clean(codec: str, extradata: bytes, packet: Packet) -> bool:
 def starts_clean_at(codec: str, extradata: bytes, payload: Any, at: int, end: int) -> bool:
     """As `starts_clean`, of a packet that lies at bytes `at` to `end`."""
     if codec == "h264" and len(extradata) > 6 and extradata[0] == 1:
-        return any(unit & 0x1F == 5 for unit in _unit_heads(payload, at, end, (extradata[4] & 3) + 1))
+        length_size = (extradata[4] & 3) + 1
+        while at + length_size < end:  # as `_unit_heads`, for the most frequent codec
+            head = at + length_size
+            if payload[head] & 0x1F == 5:
+                return True
+            at = head + int.from_bytes(payload[at:head], "big")
+        return False
     if codec == "hevc" and len(extradata) > 22 and extradata[0] == 1:
         heads = _unit_heads(payload, at, end, (extradata[21] & 3) + 1)
         return any((unit >> 1) & 0x3F in range(16, 21) for unit in heads)

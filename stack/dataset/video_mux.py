@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
-from stack.dataset.video_index import VideoIndex
+import numpy as np
+
+from stack.dataset.video_model import VideoIndex
 from stack.errors import BadRequest
 
 TICKS_PER_S_MIN = 10_000  # below this the MP4 muxer would choose a time base of its own
@@ -67,10 +68,15 @@ def whole_file(out: Path) -> Iterator[Path]:
 
 def why_badly_timed(index: VideoIndex, rate: Fraction) -> str | None:
     """What is wrong with a file's times; None where frame n is shown at n / fps and decode times rise."""
-    # ticks * time_base == n / rate, without a fraction a frame.
+    # ticks * time_base == n / rate, in whole numbers, so that nothing is rounded.
     per_frame = index.info.time_base.denominator * rate.denominator
     per_tick = index.info.time_base.numerator * rate.numerator
-    if any(ticks * per_tick != n * per_frame for n, ticks in enumerate(index.info.pts)):
+    ticks = np.array(index.info.pts, dtype=np.int64)
+    highest = max(abs(int(ticks[0])), abs(int(ticks[-1]))) * per_tick, len(ticks) * per_frame
+    if max(highest) >= 1 << 62:
+        is_right = all(t * per_tick == n * per_frame for n, t in enumerate(index.info.pts))
+    else:
+        is_right = np.array_equal(ticks * per_tick, np.arange(len(ticks)) * per_frame)
+    if not is_right:
         return "frame times are not n / fps"
-    dts = [coded.dts for coded in index.coded]
-    return "decode times do not rise" if any(b <= a for a, b in pairwise(dts)) else None
+    return "decode times do not rise" if (np.diff(index.packets.dts) <= 0).any() else None

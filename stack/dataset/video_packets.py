@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 from av.packet import Packet
+from numpy.typing import NDArray
 
-from stack.dataset.video_index import CodedFrame, VideoIndex, index_video
+from stack.dataset.video_index import is_unchanged
+from stack.dataset.video_model import VideoIndex
 from stack.dataset.video_open import demux, open_video
 from stack.dataset.video_segments import Segment
 from stack.errors import WorkFailed
+
+READ_BYTES = 1 << 20
 
 
 class PacketReader:
@@ -27,8 +33,8 @@ class PacketReader:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def read(self, segment: Segment) -> Iterator[tuple[CodedFrame, bytes]]:
-        """The copied packets of a segment in decode order.
+    def read(self, segment: Segment) -> Iterator[tuple[int, bool, bytes]]:
+        """The copied packets of a segment in decode order: frame number in the file, sync flag, payload.
 
         Raises:
             WorkFailed: the file is not the one that was looked at.
@@ -36,33 +42,41 @@ class PacketReader:
         index = segment.index
         if index is not self._index:
             self._open(index)
-        if index.coded[segment.first].offset is None:
+        if index.packets.offsets is None:
             yield from self._demuxed(segment)
             return
-        for coded in segment.coded():
-            self._raw.seek(coded.offset or 0)
-            payload = self._raw.read(coded.size_bytes)
-            if len(payload) != coded.size_bytes:
-                raise _changed(index, coded)
-            yield coded, payload
+        packets, places = index.packets, segment.places()
+        offsets, sizes = index.packets.offsets[places], packets.sizes[places]
+        frames, syncs = packets.frames[places].tolist(), packets.is_sync[places].tolist()
+        for first, last in neighbours(offsets, sizes):
+            start = int(offsets[first])
+            self._raw.seek(start)
+            block = self._raw.read(int(offsets[last - 1] + sizes[last - 1]) - start)
+            ends = (offsets[first:last] + sizes[first:last] - start).tolist()
+            at = 0
+            for n, end in enumerate(ends, first):
+                if end > len(block):
+                    raise changed(index, frames[n])
+                yield frames[n], syncs[n], block[at:end]
+                at = end
 
     def _open(self, index: VideoIndex) -> None:
         file = index.info.file
         self._stack.close()
         self._index = None
-        if index_video(file).coded != index.coded:
-            raise _changed(index, index.coded[0])
-        if index.coded[0].offset is not None:
+        if not is_unchanged(index):
+            raise changed(index, 0)
+        if index.packets.offsets is not None:
             self._raw = self._stack.enter_context(file.open("rb"))
         else:
             self._container, self._stream = self._stack.enter_context(open_video(file))
             self._demux, self._at = demux(self._container, self._stream, file), 0
         self._index = index
 
-    def _demuxed(self, segment: Segment) -> Iterator[tuple[CodedFrame, bytes]]:
+    def _demuxed(self, segment: Segment) -> Iterator[tuple[int, bool, bytes]]:
         index = segment.index
         if segment.first != self._at:
-            self._container.seek(index.coded[segment.first].dts, backward=True, stream=self._stream)
+            self._container.seek(int(index.packets.dts[segment.first]), backward=True, stream=self._stream)
             self._demux = demux(self._container, self._stream, index.info.file)
             self._at = segment.first
         wanted = range(segment.start, segment.stop)
@@ -70,14 +84,24 @@ class PacketReader:
             coded = index.coded[self._at]
             packet = next((p for p in self._demux if p.pts == coded.pts), None)
             if packet is None or packet.size != coded.size_bytes:
-                raise _changed(index, coded)
+                raise changed(index, coded.frame)
             self._at += 1
             if coded.frame in wanted:
-                yield coded, bytes(packet)
+                yield coded.frame, coded.is_sync, bytes(packet)
 
 
-def _changed(index: VideoIndex, coded: CodedFrame) -> WorkFailed:
-    what = f"frame {coded.frame} is not where it was"
+def neighbours(offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Half-open runs of packets that follow one another in a file, each of about `READ_BYTES` at most."""
+    ends = offsets + sizes
+    parted = offsets[1:] != ends[:-1]
+    parted |= np.diff((ends - offsets[0]) // READ_BYTES) != 0
+    cuts = (np.flatnonzero(parted) + 1).tolist()
+    yield from pairwise([0, *cuts, len(offsets)])
+
+
+def changed(index: VideoIndex, frame: int) -> WorkFailed:
+    """The error for a file that is not the one that was looked at."""
+    what = f"frame {frame} is not where it was"
     return WorkFailed("video-changed", what, where=str(index.info.file))
 
 
@@ -98,11 +122,20 @@ class Part:
         for coded in self.segment.coded():
             yield self.place + coded.frame - self.segment.start, coded.size_bytes, coded.is_key
 
+    def table(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """As `coded`, column by column."""
+        if self.segment.encode:
+            frames, sizes, keys = zip(*self.coded(), strict=True)
+            return np.array(frames), np.array(sizes), np.array(keys, dtype=bool)
+        packets, places = self.segment.index.packets, self.segment.places()
+        frames_copied = packets.frames[places] - self.segment.start + self.place
+        return frames_copied, packets.sizes[places], packets.is_key[places]
+
     def packets(self, source: PacketReader) -> Iterator[Packet]:
         if self.segment.encode:
             yield from (_packet(payload, is_key) for payload, is_key in self.samples)
         else:
-            yield from (_packet(payload, c.is_sync) for c, payload in source.read(self.segment))
+            yield from (_packet(payload, is_sync) for _, is_sync, payload in source.read(self.segment))
 
 
 def _packet(payload: bytes, is_key: bool) -> Packet:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stack.dataset.model import ClipRef
 from stack.dataset.video_h264 import parse_sets
-from stack.dataset.video_index import CodedFrame, VideoIndex, VideoInfo, index_video
+from stack.dataset.video_index import index_video
+from stack.dataset.video_model import CodedFrame, VideoIndex, VideoInfo
 from stack.errors import BadRequest
 
 
@@ -33,8 +37,13 @@ class Segment:
 
     def coded(self) -> Iterator[CodedFrame]:
         """The copied packets in decode order."""
-        frames = range(self.start, self.stop)
-        return (c for c in self.index.coded[self.first : self.last + 1] if c.frame in frames)
+        coded = self.index.coded
+        return (coded[place] for place in self.places().tolist())
+
+    def places(self) -> NDArray[np.int64]:
+        """Decode positions of the copied packets."""
+        frames = self.index.packets.frames[self.first : self.last + 1]
+        return np.flatnonzero((frames >= self.start) & (frames < self.stop)) + self.first
 
 
 def check_clip(clip: ClipRef) -> VideoIndex:
@@ -85,7 +94,7 @@ def split(clip: ClipRef) -> tuple[Segment, ...]:
     index = check_clip(clip)
     start, end = clip.start, clip.start + clip.count
     head = _start_reason(index.info, start)
-    key = next((k for k in index.info.key_frames if start <= k < end), None)
+    key = next(iter(index.info.keys_within(start, end)), None)
     copied = _copy(index, key, end) if key is not None else None
     if copied is not None and head is None and copied.stop == end:
         return (copied,)
@@ -105,9 +114,9 @@ def can_splice(info: VideoInfo) -> bool:
 
 
 def _start_reason(info: VideoInfo, start: int) -> str | None:
-    if start in info.key_frames:
+    if info.is_key(start):
         return None
-    before = max((k for k in info.key_frames if k < start), default="none")
+    before = max(info.keys_within(0, start), default="none")
     return f"the clip starts at frame {start}, which is no key frame; the last one before is {before}"
 
 
@@ -117,14 +126,18 @@ def _end_reason(end: int) -> str:
 
 def _copy(index: VideoIndex, key: int, end: int) -> Segment | None:
     """From a key frame to the last place before `end` up to which no picture needs a later one."""
-    first = at = index.position(key)
-    stop, last, taken, newest = key, first - 1, 0, key
-    while at < len(index.coded) and index.coded[at].frame < end:
-        frame = index.coded[at].frame
-        # Pictures that follow the key frame in the file and precede it on the screen are the last clip's.
-        if frame >= key:
-            taken, newest = taken + 1, max(newest, frame)
-        if newest - key + 1 == taken:
-            stop, last = newest + 1, at
-        at += 1
-    return Segment(index, key, stop, first=first, last=last) if stop > key else None
+    first = index.position(key)
+    frames, width = index.packets.frames[first:], end - key
+    past = np.flatnonzero(frames[:width] >= end)
+    while not len(past) and width < len(frames):  # not the whole file: it may hold thousands of clips
+        width *= 2
+        past = np.flatnonzero(frames[:width] >= end)
+    frames = frames[: int(past[0]) if len(past) else len(frames)]
+    # Pictures that follow the key frame in the file and precede it on the screen are the last clip's.
+    taken = np.cumsum(frames >= key)
+    newest = np.maximum.accumulate(np.maximum(frames, key))
+    closed = np.flatnonzero(newest - key + 1 == taken)
+    if not len(closed):
+        return None
+    at = int(closed[-1])
+    return Segment(index, key, int(newest[at]) + 1, first=first, last=first + at)

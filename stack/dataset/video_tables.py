@@ -20,7 +20,9 @@ CONFIGURATIONS = {"h264": b"avcC", "hevc": b"hvcC", "av1": b"av1C"}
 AV1_CONFIGURATION_BYTES = 4  # what follows is the sequence header
 VISUAL_ENTRY_BYTES = 86  # of a VisualSampleEntry, before the boxes in it (12.1.3)
 BOX_HEAD_BYTES = 8
+UPRIGHT = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # 6.2.2
 BIT_RATE = b"btrt"  # differs from file to file, and tells a decoder nothing
+Children = dict[bytes, list[bytes]]  # kind -> contents of the boxes of that kind
 Bytes = Any  # bytes or mmap: what can be sliced
 
 
@@ -34,6 +36,8 @@ class Tables:
 
     Attributes:
         entry: the sample description, without the bit rate: what the decoder is told.
+        size: the track header's width and height, two 16.16 numbers; None where pictures are turned or
+            stretched by its matrix.
         pts, dts: in ticks of `time_base`, as FFmpeg gives them.
         offsets, sizes: where each sample lies in the file, in bytes.
         is_sync: which samples the file calls sync samples.
@@ -51,6 +55,7 @@ class Tables:
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     is_sync: NDArray[np.bool_]
+    size: bytes | None = None
 
 
 def read_tables(data: Bytes) -> Tables | None:
@@ -74,34 +79,37 @@ def _read(data: Bytes) -> Tables:
             moov = bytes(data[start:end])
     if moov is None:
         raise NotPlain
-    if b"mvex" in (kind for kind, _, _ in _boxes(moov, 0, len(moov))):
+    parts = _children(moov)
+    if b"mvex" in parts:
         raise NotPlain
-    movie = _child(moov, b"mvhd")
+    movie = _only(parts, b"mvhd")
     movie_scale = _u32(movie, 20 if movie[0] == 1 else 12)
-    tracks = [moov[start:end] for kind, start, end in _boxes(moov, 0, len(moov)) if kind == b"trak"]
-    kinds = [_child(track, b"mdia", b"hdlr")[8:12] for track in tracks]
+    tracks = [_children(track) for track in parts.get(b"trak", ())]
+    media = [_children(_only(track, b"mdia")) for track in tracks]
+    kinds = [_only(own, b"hdlr")[8:12] for own in media]
     if kinds.count(b"vide") != 1:
         raise NotPlain
-    return _track(tracks[kinds.index(b"vide")], movie_scale, len(data), b"soun" in kinds)
+    at = kinds.index(b"vide")
+    return _track(tracks[at], media[at], movie_scale, len(data), b"soun" in kinds)
 
 
-def _track(track: bytes, movie_scale: int, file_bytes: int, has_audio: bool) -> Tables:
-    header = _child(track, b"mdia", b"mdhd")
+def _track(track: Children, media: Children, movie_scale: int, file_bytes: int, has_audio: bool) -> Tables:
+    header = _only(media, b"mdhd")
     scale = _u32(header, 20 if header[0] == 1 else 12)
-    table = _child(track, b"mdia", b"minf", b"stbl")
-    codec, entry, extradata = _description(_child(table, b"stsd"))
-    sizes = _sizes(_child(table, b"stsz"), file_bytes)
+    table = _children(_only(_children(_only(media, b"minf")), b"stbl"))
+    codec, entry, extradata = _description(_only(table, b"stsd"))
+    sizes = _sizes(_only(table, b"stsz"), file_bytes)
     count = len(sizes)
-    deltas = _runs(_child(table, b"stts"), count)
-    dts = np.concatenate([[0], np.cumsum(deltas)[:-1]])
-    shifts = _optional(table, b"ctts")
+    deltas = _runs(_only(table, b"stts"), count)
+    dts = np.cumsum(deltas) - deltas
+    shifts = _at_most_one(table, b"ctts")
     pts = dts if shifts is None else dts + _runs(shifts, count)
     offsets = _offsets(table, sizes)
     if count == 0 or (sizes <= 0).any() or (pts < dts).any() or int((offsets + sizes).max()) > file_bytes:
         raise NotPlain
     first = _first_shown(track, pts, scale, movie_scale)
     sync = np.ones(count, dtype=bool)
-    listed = _optional(table, b"stss")
+    listed = _at_most_one(table, b"stss")
     if listed is not None:
         sync[:] = False
         sync[np.frombuffer(listed, ">u4", _u32(listed, 4), 8).astype(np.int64) - 1] = True
@@ -117,12 +125,19 @@ def _track(track: bytes, movie_scale: int, file_bytes: int, has_audio: bool) -> 
         offsets,
         sizes,
         sync,
+        _upright_size(_only(track, b"tkhd")),
     )
 
 
-def _first_shown(track: bytes, pts: NDArray[np.int64], scale: int, movie_scale: int) -> int:
+def _upright_size(header: bytes) -> bytes | None:
+    """The last fields of a track header are a matrix of nine numbers, width and height (8.3.2)."""
+    return header[-8:] if header[-44:-8] == UPRIGHT else None
+
+
+def _first_shown(track: Children, pts: NDArray[np.int64], scale: int, movie_scale: int) -> int:
     """The time that the edit list makes 0; refuses lists that hide, delay or repeat anything."""
-    edits = _optional(track, b"edts", b"elst")
+    outer = _at_most_one(track, b"edts")
+    edits = _at_most_one(_children(outer), b"elst") if outer is not None else None
     if edits is None:
         return 0
     wide = edits[0] == 1
@@ -168,13 +183,13 @@ def _runs(box: bytes, count: int) -> NDArray[np.int64]:
     return np.repeat(pairs[:, 1], pairs[:, 0])
 
 
-def _offsets(table: bytes, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _offsets(table: Children, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each sample lies: samples follow one another inside a chunk (8.7.4, 8.7.5)."""
-    narrow = _optional(table, b"stco")
-    box = narrow if narrow is not None else _child(table, b"co64")
+    narrow = _at_most_one(table, b"stco")
+    box = narrow if narrow is not None else _only(table, b"co64")
     kind = ">u8" if narrow is None else ">u4"
     chunks = np.frombuffer(box, kind, _u32(box, 4), 8).astype(np.int64)
-    stsc = _child(table, b"stsc")
+    stsc = _only(table, b"stsc")
     runs = np.frombuffer(stsc, ">u4", 3 * _u32(stsc, 4), 8).reshape(-1, 3).astype(np.int64)
     lengths = np.diff([*(runs[:, 0] - 1), len(chunks)])
     samples = np.repeat(runs[:, 1], lengths)
@@ -200,19 +215,22 @@ def _boxes(data: Bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
         at += length
 
 
-def _optional(data: bytes, *path: bytes) -> bytes | None:
-    for wanted in path:
-        found = [data[start:end] for kind, start, end in _boxes(data, 0, len(data)) if kind == wanted]
-        if len(found) != 1:
-            if found:
-                raise NotPlain
-            return None
-        data = found[0]
-    return data
+def _children(data: bytes) -> Children:
+    found: Children = {}
+    for kind, start, end in _boxes(data, 0, len(data)):
+        found.setdefault(kind, []).append(data[start:end])
+    return found
 
 
-def _child(data: bytes, *path: bytes) -> bytes:
-    found = _optional(data, *path)
+def _at_most_one(boxes: Children, kind: bytes) -> bytes | None:
+    found = boxes.get(kind, [])
+    if len(found) > 1:
+        raise NotPlain
+    return found[0] if found else None
+
+
+def _only(boxes: Children, kind: bytes) -> bytes:
+    found = _at_most_one(boxes, kind)
     if found is None:
         raise NotPlain
     return found

@@ -90,7 +90,7 @@ def transcode_clip(job: TranscodeJob) -> VideoInfo:
     rate = exact_rate(job.fps)
     encoding = Encoding(job.codec, job.size, job.size, "yuv420p", job.gop, job.crf, COLOURS)
     with whole_file(job.out) as partial:
-        encode_file(_pictures(job), partial, encoding, rate)
+        encode_file(pictures(job), partial, encoding, rate)
         got = index_video(partial)
         wrong = why_badly_timed(got, rate)
         if got.info.frames != job.clip.count:
@@ -101,7 +101,8 @@ def transcode_clip(job: TranscodeJob) -> VideoInfo:
     return index_video(job.out).info
 
 
-def _pictures(job: TranscodeJob) -> Iterator[VideoFrame]:
+def pictures(job: TranscodeJob) -> Iterator[VideoFrame]:
+    """What goes into the encoder, as yuv420p."""
     numbers = range(job.clip.start, job.clip.start + job.clip.count)
     for picture in decode(job.clip.file, numbers):
         frame = VideoFrame.from_ndarray(resize_with_pad(picture, job.size), format="rgb24")

@@ -1,32 +1,32 @@
-"""The one writer of datasets, v3.0 here: planned, written in parallel, verified, then renamed into place."""
+"""The one writer of datasets, and v3.0 with it: planned, written in parallel, verified, then renamed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
-from stack.dataset.stats import CameraSample, Stats, camera_stats
-from stack.dataset.stats_pooled import PooledJob, pooled_stats
-from stack.dataset.video import VideoInfo
+from stack.dataset.stats import Stats
+from stack.dataset.stats_pooled import pooled_features
+from stack.dataset.stats_stored import Evidence, pool_cameras
 from stack.dataset.write_check import check_written
 from stack.dataset.write_files import (
     INDEX_DTYPES,
-    DataDone,
-    VideoDone,
     WrittenFile,
 )
 from stack.dataset.write_meta import write_episodes, write_info, write_stats, write_tasks
 from stack.dataset.write_plan import FilePlan, Videos, plan_files
-from stack.dataset.write_resume import RECORDS, Workshop, clear_records
+from stack.dataset.write_resume import RECORDS, Work, Workshop, clear_records
 from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
-from stack.dataset.write_work import Works, plan_works
+from stack.dataset.write_work import Made, Works, plan_works
 from stack.errors import BadRequest, NotAble, StackError, WorkFailed
-from stack.files import disk_error, sha256_file, sha256_text, tree_files, whole_folder
+from stack.files import sha256_file, sha256_text, tree_files
+from stack.folders import disk_error, whole_folder
 
 KEY_LENGTH = 16
 
@@ -40,102 +40,76 @@ class Written:
     files: tuple[WrittenFile, ...]
 
 
-Samples: TypeAlias = Mapping[tuple[str, int], CameraSample]
+Pooled: TypeAlias = Callable[[], dict[str, Stats]]
 
 
 @dataclass(frozen=True)
 class Version:
-    """What differs between versions once rows and videos are there: the meta folder, and its check."""
+    """What differs between versions: which files there are, the meta folder, and its check."""
 
-    write_meta: Callable[[Path, Selection, FilePlan, list[DataDone], list[VideoDone], Samples, Pool], None]
+    plan: Callable[[Selection, Videos], FilePlan]
+    write_meta: Callable[[Path, Selection, FilePlan, Made, Pooled], None]
     check: Callable[[Path, Selection, FilePlan, Pool], None]
+    is_pooled: bool  # whether the meta folder holds statistics over all rows
 
+    def write(
+        self,
+        selection: Selection,
+        out: Path,
+        *,
+        plan: FilePlan | None = None,
+        videos: Videos = "join",
+        jobs: Jobs = None,
+        replace: bool = False,
+        sources: Snapshot | None = None,
+        log: Log = lambda _: None,
+        finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None = None,
+    ) -> Written:
+        """Write a selection as a dataset by the contract that this version's readers rely on.
 
-def write_v30(
-    selection: Selection,
-    out: Path,
-    *,
-    plan: FilePlan | None = None,
-    videos: Videos = "join",
-    jobs: Jobs = None,
-    replace: bool = False,
-    sources: Snapshot | None = None,
-    log: Log = lambda _: None,
-    finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None = None,
-) -> Written:
-    """Write a selection as a v3.0 dataset by the contract that lerobot's reader relies on.
+        `index` runs over the files in order of their names; statistics are exact over all rows; seconds are
+        frame counts over fps. v3.0 numbers files without gaps and has one row group an episode; v2.1 has one
+        file an episode, its videos cut at exact frames: packets are copied, and only pictures at a cut that
+        is no key frame are encoded anew. The output does not depend on `jobs`. All is read back and checked
+        before the folder gets its name. A kill leaves no target folder, or the old one; the next call with
+        the same selection on unchanged sources keeps the files that were finished.
 
-    Files are numbered without gaps; `index` runs over the sorted files; one row group an episode; statistics
-    are exact over all rows; seconds are frame counts over fps. The output does not depend on `jobs`. All is
-    read back and checked before the folder gets its name. A kill leaves no target folder, or the old one;
-    the next call with the same selection on unchanged sources keeps the files that were finished.
+        Args:
+            out: must not exist, unless `replace`.
+            plan: made here if not given.
+            videos: `join` or `link`, which hard-links files that are whole.
+            replace: swap a dataset that is at `out` for the new one, when that stands.
+            sources: the source files as they were before the selection was made; taken here if not given.
+            finish: called with the partial folder and its files before the rename, to add files of its own.
 
-    Args:
-        out: must not exist, unless `replace`.
-        plan: from `plan_files`; made here if not given.
-        videos: `join` or `link`.
-        replace: swap a dataset that is at `out` for the new one, when that stands.
-        sources: the source files as they were before the selection was made; taken here if not given.
-        finish: called with the partial folder and its files before the rename, to add files of its own.
-
-    Raises:
-        BadRequest: `out` exists, or holds a source; nothing is selected; a source cannot be read.
-        NotAble: another process writes there; the disk is full or read-only.
-        WorkFailed: writing failed, a source changed, or what was written is not what was meant.
-    """
-    if not selection.episodes:
-        raise BadRequest("write-no-episodes", "no episode is selected, so there is nothing to write")
-    sources = sources or take_snapshot(selection_files(selection))
-    plan = plan or plan_files(selection, videos=videos)
-    return write_planned(
-        selection,
-        out,
-        V30,
-        plan=plan,
-        videos=videos,
-        jobs=jobs,
-        replace=replace,
-        sources=sources,
-        log=log,
-        finish=finish,
-    )
-
-
-def write_planned(
-    selection: Selection,
-    out: Path,
-    version: Version,
-    *,
-    plan: FilePlan,
-    videos: Videos,
-    jobs: Jobs,
-    replace: bool,
-    sources: Snapshot,
-    log: Log,
-    finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None,
-) -> Written:
-    """The way from a plan to a whole folder, which all versions share; see `write_v30`."""
-    if not selection.episodes:
-        raise BadRequest("write-no-episodes", "no episode is selected, so there is nothing to write")
-    refuse_overlap(out, selection)
-    refuse_replacement(out, replace)
-    works = plan_works(selection, plan, videos)
-    try:
-        with whole_folder(out, replace=replace, resume_key=_key(works)) as root, open_pool(jobs) as pool:
-            files = _fill(root, selection, plan, works, version, pool, log)
-            if finish is not None:
-                finish(root, files)
-            sources.check()
-            clear_records(root)
-    except (StackError, OSError) as error:
-        if isinstance(error, NotAble):
-            raise
-        if told := disk_error(error, out):
-            raise told from error
-        if isinstance(error, StackError):
-            raise
-        raise WorkFailed("write-failed", f"writing failed: {error}", where=str(out)) from error
-    return Written(out, plan, files)
+        Raises:
+            BadRequest: `out` exists, or holds a source; nothing is selected; a source cannot be read.
+            NotAble: another process writes there; the disk is full or read-only.
+            WorkFailed: writing failed, a source changed, or what was written is not what was meant.
+        """
+        if not selection.episodes:
+            raise BadRequest("write-no-episodes", "no episode is selected, so there is nothing to write")
+        sources = sources or take_snapshot(selection_files(selection))
+        plan = plan or self.plan(selection, videos)
+        refuse_overlap(out, selection)
+        refuse_replacement(out, replace)
+        works = plan_works(selection, plan, videos)
+        try:
+            with whole_folder(out, replace=replace, resume_key=_key(works)) as root, open_pool(jobs) as pool:
+                files = _fill(root, selection, plan, works, self, pool, log)
+                if finish is not None:
+                    finish(root, files)
+                sources.check()
+                clear_records(root)
+        except (StackError, OSError) as error:
+            if isinstance(error, NotAble):
+                raise
+            if told := disk_error(error, out):
+                raise told from error
+            if isinstance(error, StackError):
+                raise
+            raise WorkFailed("write-failed", f"writing failed: {error}", where=str(out)) from error
+        return Written(out, plan, files)
 
 
 def refuse_replacement(out: Path, replace: bool) -> None:
@@ -159,48 +133,51 @@ def _fill(
 ) -> tuple[WrittenFile, ...]:
     log(f"writing {len(works.data)} data files and {len(works.videos)} video files")
     shop = Workshop(root, pool, [*works.data, *works.videos, *works.samples], log)
-    data = shop.run("data files", "frames", works.data)
-    movies = shop.run("video files", "frames", works.videos)
-    sampled = shop.run("clips sampled for camera statistics", "frames", works.samples)
-    samples = dict(zip(works.sampled, sampled, strict=True))
-    version.write_meta(root, selection, plan, data, movies, samples, pool)
+    groups: dict[str, Sequence[Work[Any]]] = {
+        "data files": works.data,
+        "video files": works.videos,
+        "clips sampled for camera statistics": works.samples,
+    }
+    finished = shop.run("frames", groups)
+    data = next(finished)
+    pooled = _begin_pooled(root, selection, plan, pool) if version.is_pooled else dict
+    movies, sampled = finished
+    samples: dict[tuple[str, int], Evidence] = dict(zip(works.sampled, sampled, strict=True))
+    for selected in selection.episodes:
+        samples.update({(camera, selected.episode.index): kept for camera, kept in selected.kept.items()})
+    version.write_meta(root, selection, plan, Made(data, movies, samples), pooled)
     log("checking what was written")
     version.check(root, selection, plan, pool)
     return _all_files(root, [d.file for d in data] + [m.file for m in movies])
 
 
-def _write_meta(
-    root: Path,
-    selection: Selection,
-    plan: FilePlan,
-    data: list[DataDone],
-    movies: list[VideoDone],
-    samples: Samples,
-    pool: Pool,
-) -> None:
-    infos: dict[str, VideoInfo] = {}
-    for entry, movie in zip(plan.videos, movies, strict=True):
-        infos.setdefault(entry.camera, movie.info)
-    write_info(root, selection, plan, infos)
-    write_tasks(root, selection.tasks)
-    episodes = {index: dict(stats) for done in data for index, stats in done.stats.items()}
-    for (camera, index), sample in samples.items():
-        episodes[index][camera] = sample.stats()
-    write_episodes(root, selection, plan, episodes)
-    names = [n for n, f in selection.vectors.items() if f.dtype != "string"] + list(INDEX_DTYPES)
+def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:
+    """Statistics over all rows as they were written, while videos still are."""
+    vectors = {name: f for name, f in selection.vectors.items() if f.dtype != "string"}
+    widths = {name: prod(feature.shape) for name, feature in vectors.items()}
+    widths |= dict.fromkeys(INDEX_DTYPES, 1)
     paths = tuple(entry.path for entry in plan.data)
-    jobs = [PooledJob(root, paths, name) for name in names]
-    pooled: dict[str, Stats] = dict(zip(names, pool.map(pooled_stats, jobs), strict=True))
+    return pooled_features(root, paths, widths, selection.frames, pool)
+
+
+def _write_meta(root: Path, selection: Selection, plan: FilePlan, made: Made, finish_pooled: Pooled) -> None:
+    write_info(root, selection, plan, made.infos(plan))
+    write_tasks(root, selection.tasks)
+    write_episodes(root, selection, plan, made.stats())
+    pooled = finish_pooled()
     for name, feature in selection.vectors.items():
         if len(feature.shape) > 1:
             pooled[name] = pooled[name].reshaped(feature.shape)
     for camera in (*selection.cameras, *selection.pictures):
-        taken = [sample for (name, _), sample in samples.items() if name == camera]
-        pooled[camera] = camera_stats([], samples=taken)
+        taken = [sample for (name, _), sample in made.samples.items() if name == camera]
+        pooled[camera] = pool_cameras(taken)
     write_stats(root, pooled)
 
 
-V30 = Version(_write_meta, check_written)
+V30 = Version(
+    lambda selection, videos: plan_files(selection, videos=videos), _write_meta, check_written, is_pooled=True
+)
+write_v30 = V30.write
 
 
 def _all_files(root: Path, hashed: list[WrittenFile]) -> tuple[WrittenFile, ...]:

@@ -14,45 +14,54 @@ from stack.dataset.arrow import numbers_of
 from stack.dataset.pool import Pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
-from stack.dataset.video import probe
-from stack.dataset.write_files import INDEX_DTYPES, PTS_TOLERANCE_S, timestamps
+from stack.dataset.write_check_video import VideoCheck, check_video_file
+from stack.dataset.write_files import INDEX_DTYPES, timestamps
 from stack.dataset.write_meta import first_indices
-from stack.dataset.write_plan import DataFile, FilePlan, VideoFile
+from stack.dataset.write_plan import DataFile, FilePlan
 from stack.errors import WorkFailed
 
 
 @dataclass(frozen=True)
-class _DataCheck:
+class DataCheck:
+    """A written data parquet, `root / entry.path`; `tasks`: how many the task table has."""
+
     root: Path
     entry: DataFile
     fps: float
     tasks: int
 
 
-@dataclass(frozen=True)
-class _VideoCheck:
-    root: Path
-    entry: VideoFile
-    fps: float
-
-
 def check_written(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None:
-    """Check row groups, index columns, packet counts and times, the episode table and totals.
+    """Check row groups, index columns, videos clip by clip, the episode table and totals.
 
     Raises:
         WorkFailed: something differs; the place and both values are named.
     """
-    data = [_DataCheck(root, entry, selection.fps, len(selection.tasks)) for entry in plan.data]
-    videos = [_VideoCheck(root, entry, selection.fps) for entry in plan.videos]
-    for _ in pool.map(_check_data, data):
-        pass
-    for _ in pool.map(_check_video, videos):
-        pass
+    check_files(root, selection, plan, pool)
     _check_numbering(root, plan)
     _check_episodes(root, selection, plan)
 
 
-def _check_data(check: _DataCheck) -> None:
+def check_files(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None:
+    """Each data and video file, of any version.
+
+    Raises:
+        WorkFailed: as `check_written`.
+    """
+    data = [DataCheck(root, entry, selection.fps, len(selection.tasks)) for entry in plan.data]
+    videos = [VideoCheck(root, entry, selection.fps) for entry in plan.videos]
+    for _ in pool.map(check_data_file, data):
+        pass
+    for _ in pool.map(check_video_file, videos):
+        pass
+
+
+def check_data_file(check: DataCheck) -> None:
+    """One row group an episode, and index columns that run on.
+
+    Raises:
+        WorkFailed: something differs.
+    """
     entry = check.entry
     file = check.root / entry.path
     with pq.ParquetFile(file) as parquet:
@@ -72,21 +81,6 @@ def _check_data(check: _DataCheck) -> None:
             inside = (got["task_index"] >= 0) & (got["task_index"] < check.tasks)
             _same(where, "rows with a task of the table", int(inside.sum()), length)
             first += length
-
-
-def _check_video(check: _VideoCheck) -> None:
-    info = probe(check.root / check.entry.path)
-    meant = sum(clip.count for clip in check.entry.clips)
-    _same(check.entry.path, "frames", info.frames, meant)
-    times = np.array(info.pts, dtype=np.float64) * float(info.time_base)
-    worst = float(np.abs(times - np.arange(meant) / check.fps).max())
-    if worst >= PTS_TOLERANCE_S:
-        raise WorkFailed(
-            "write-check-failed",
-            f"a frame is shown {worst:.6f} s away from its number over fps; the tolerance is "
-            f"{PTS_TOLERANCE_S} s",
-            where=check.entry.path,
-        )
 
 
 def _check_numbering(root: Path, plan: FilePlan) -> None:

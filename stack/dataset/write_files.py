@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from stack.dataset.arrow import array_of
 from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import PICTURE_TYPE
-from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks
+from stack.dataset.rows import hold_rows
+from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks, needed_columns
 from stack.dataset.stats import Stats, vector_stats
 from stack.dataset.video import VideoInfo, join, probe
 from stack.dataset.write_plan import DataFile, VideoFile, Videos
@@ -123,6 +124,7 @@ def _repeating(schema: pa.Schema) -> list[str]:
 def _episode_columns(selected: Selected, job: DataJob, first: int) -> dict[str, Column]:
     recipe = job.recipes[selected.recipe]
     length = selected.episode.length
+    hold_rows(selected.episode.rows, needed_columns(recipe, job.features))
     columns = assemble(selected, recipe, job.features)
     numbers = {text: number for number, text in enumerate(job.tasks)}
     texts = frame_tasks(selected.episode, recipe)

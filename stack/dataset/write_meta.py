@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stack.dataset.arrow import nested_of, values_of
 from stack.dataset.model import Feature
 from stack.dataset.selection import Selected, Selection
 from stack.dataset.stats import Stats
@@ -136,7 +138,8 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
     )
     target = root / "meta" / "tasks.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table([list(range(len(tasks))), list(tasks)], schema=schema), target)
+    columns_written = [values_of(range(len(tasks)), pa.int64()), values_of(tasks, pa.string())]
+    pq.write_table(pa.Table.from_arrays(columns_written, schema=schema), target)
 
 
 def write_episodes(
@@ -162,14 +165,27 @@ def write_episodes(
         chunk, file = divmod(number, plan.caps.files_per_chunk)
         rows = []
         for index in group:
-            row = _place_columns(by_index[index], first[index], data_place[index], selection, clip_place)
-            for feature, entry in stats[index].items():
-                row.update({f"stats/{feature}/{key}": value for key, value in entry.to_json().items()})
-            row["meta/episodes/chunk_index"], row["meta/episodes/file_index"] = chunk, file
-            rows.append(row)
+            rows.append(
+                _place_columns(by_index[index], first[index], data_place[index], selection, clip_place)
+            )
+        own = {name: [row[name] for row in rows] for name in rows[0]}
+        columns = {name: values_of(values, _arrow_type(values[0])) for name, values in own.items()}
+        columns |= _stats_columns([stats[index] for index in group])
+        for name, number_of in (("chunk", chunk), ("file", file)):
+            columns[f"meta/episodes/{name}_index"] = values_of([number_of] * len(group), pa.int64())
         target = root / EPISODES_PATH.format(chunk_index=chunk, file_index=file)
         target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows, schema=_episode_schema(rows[0])), target)
+        pq.write_table(pa.Table.from_arrays([*columns.values()], names=[*columns]), target)
+
+
+def _stats_columns(entries: Sequence[Mapping[str, Stats]]) -> dict[str, pa.Array]:
+    """`stats/FEATURE/STAT`, one value an episode. Never as Python numbers: there may be thousands of rows."""
+    columns = {}
+    for feature in entries[0]:
+        for stat in (field.name for field in fields(Stats)):
+            values = np.stack([getattr(entry[feature], stat) for entry in entries])
+            columns[f"stats/{feature}/{stat}"] = nested_of(values)
+    return columns
 
 
 def _place_columns(
@@ -218,12 +234,8 @@ def clip_places(plan: FilePlan) -> dict[tuple[str, int], ClipPlace]:
     return places
 
 
-def _episode_schema(row: Mapping[str, Any]) -> pa.Schema:
-    """int64 for whole numbers, double for the rest, however deep; statistics of integers keep their min."""
-    return pa.schema([(name, _arrow_type(value)) for name, value in row.items()])
-
-
 def _arrow_type(value: Any) -> pa.DataType:
+    """int64 for whole numbers, double for the rest, however deep."""
     if isinstance(value, list):
         return pa.list_(_arrow_type(value[0]) if value else pa.string())
     if isinstance(value, str):

@@ -119,14 +119,14 @@ def plan_files(
     rolled: list[str] = []
     for camera in selection.cameras:
         files.extend(_plan_camera(selection, camera, caps, videos, infos or {}, rolled))
-    row_bytes = 8 * STATS_PER_FEATURE * sum(_values(f) for f in selection.features.values()) + 1000
-    groups = _roll(selection.episodes, lambda _: row_bytes, caps.data_mb * MB)
+    episode_bytes = 8 * STATS_PER_FEATURE * sum(_values(f) for f in selection.features.values()) + 1000
+    groups = _roll(selection.episodes, lambda _: episode_bytes, caps.data_mb * MB)
     rows = tuple(tuple(s.episode.index for s in group) for group in groups)
     return FilePlan(tuple(data), tuple(files), rows, caps, tuple(rolled))
 
 
 def _plan_data(selection: Selection, caps: Caps) -> list[DataFile]:
-    bytes_per_row = INDEX_BYTES + sum(_row_bytes(f) for f in selection.vectors.values())
+    bytes_per_row = INDEX_BYTES + sum(row_bytes(f) for f in selection.vectors.values())
 
     def size_bytes(selected: Selected) -> float:
         shown = (selection.source_feature(selected, name).name for name in selection.pictures)
@@ -164,7 +164,7 @@ def _plan_camera(
 
     groups = _roll(
         selection.episodes,
-        lambda s: _clip_bytes(s.episode.clips[camera], info),
+        lambda s: clip_bytes(s.episode.clips[camera], info),
         caps.video_mb * MB,
         apart,
     )
@@ -195,7 +195,8 @@ def _roll(
     return groups
 
 
-def _clip_bytes(clip: ClipRef, info: Callable[[Path], VideoInfo]) -> float:
+def clip_bytes(clip: ClipRef, info: Callable[[Path], VideoInfo]) -> float:
+    """A clip's share of its file."""
     return clip.file.stat().st_size * min(1.0, clip.count / info(clip.file).frames)
 
 
@@ -205,7 +206,8 @@ def _values(feature: Feature) -> int:
     return 3 if feature.is_camera else int(np.prod(feature.shape))
 
 
-def _row_bytes(feature: Feature) -> int:
+def row_bytes(feature: Feature) -> int:
+    """Bytes of one row's cell, not compressed."""
     if feature.dtype == "string":
         return TEXT_BYTES
     return int(np.prod(feature.shape)) * np.dtype(feature.dtype).itemsize

@@ -14,7 +14,7 @@ import pickle
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -23,7 +23,8 @@ from stack.dataset.own_code import code_digest
 from stack.dataset.pool import Pool
 from stack.dataset.progress import Log, Progress, Unit
 from stack.errors import StackError, WorkFailed
-from stack.files import disk_error, sha256_file, sha256_text
+from stack.files import sha256_file, sha256_text
+from stack.folders import disk_error
 
 RECORDS = ".resume"
 ATTEMPT = "attempt-"
@@ -98,21 +99,27 @@ class Workshop:
                 file.unlink()
         (root / RECORDS).mkdir(exist_ok=True)
 
-    def run(self, what: str, unit: Unit, works: Sequence[Work[Result]]) -> list[Result]:
-        """Results in the order of `works`; those that an earlier call finished are not made again.
+    def run(self, unit: Unit, groups: Mapping[str, Sequence[Work[Any]]]) -> Iterator[list[Any]]:
+        """Results of each group in the order of its works; those that an earlier call finished are not made
+        again. All groups are worked at at once, so that none waits for the last piece of another.
+
+        Args:
+            groups: what progress calls them -> their works.
 
         Raises:
             StackError: of the first piece that fails; `NotAble` where a full or read-only disk is the reason.
         """
-        total = sum(work.amount for work in works)
-        progress = Progress(self._log, what, items=len(works), total=total, unit=unit)
-        steps = [_Step(work, self._root) for work in works]
-        results: list[Result] = []
-        for work, done in zip(works, self._pool.map(_run_step, steps), strict=True):
-            results.append(done.result)
-            progress.step(work.amount, is_reused=done.is_reused)
-        progress.end()
-        return results
+        steps = [_Step(work, self._root) for works in groups.values() for work in works]
+        finished = self._pool.map(_run_step, steps)
+        for what, works in groups.items():
+            total = sum(work.amount for work in works)
+            progress = Progress(self._log, what, items=len(works), total=total, unit=unit)
+            results: list[Any] = []
+            for work, done in zip(works, finished, strict=False):
+                results.append(done.result)
+                progress.step(work.amount, is_reused=done.is_reused)
+            progress.end()
+            yield results
 
 
 def clear_records(root: Path) -> None:
@@ -197,7 +204,7 @@ class _Plain(pickle.Unpickler):
         if (
             (module.startswith("stack.dataset.") and is_dataclass(found))
             or (module.split(".")[0] == "numpy" and name in numpy_names)
-            or (module, name) == ("fractions", "Fraction")
+            or (module, name) in (("fractions", "Fraction"), ("builtins", "range"))
             or (module.split(".")[0] == "pathlib" and name in ("Path", "PosixPath"))
         ):
             return found

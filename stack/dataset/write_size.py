@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import picture_bytes
 from stack.dataset.progress import byte_count
 from stack.dataset.selection import Selection
 from stack.dataset.video import VideoInfo, probe
-from stack.dataset.write_plan import INDEX_BYTES, TEXT_BYTES, FilePlan
+from stack.dataset.write_plan import INDEX_BYTES, FilePlan, clip_bytes, row_bytes
 from stack.errors import NotAble
 
 
@@ -63,12 +60,12 @@ def output_size(
     def info(file: Path) -> VideoInfo:
         return known[file] if file in known else probe(file)
 
-    row_bytes = INDEX_BYTES + sum(_row_bytes(feature) for feature in selection.vectors.values())
-    rows = float(selection.frames * row_bytes)
+    width = INDEX_BYTES + sum(row_bytes(feature) for feature in selection.vectors.values())
+    rows = float(selection.frames * width)
     for name in selection.pictures:
         for selected in selection.episodes:
             rows += picture_bytes(selected.episode.rows, selection.source_feature(selected, name).name)
-    clips = sum(_clip_bytes(clip, info) for entry in plan.videos for clip in entry.clips)
+    clips = sum(clip_bytes(clip, info) for entry in plan.videos for clip in entry.clips)
     return OutputSize(
         data_files=len(plan.data),
         video_files=len(plan.videos),
@@ -76,16 +73,6 @@ def output_size(
         video_bytes={"join": clips, "link": 0.0}.get(videos),
         linked_bytes=clips if videos == "link" else 0.0,
     )
-
-
-def _clip_bytes(clip: ClipRef, info: Callable[[Path], VideoInfo]) -> float:
-    return clip.file.stat().st_size * min(1.0, clip.count / info(clip.file).frames)
-
-
-def _row_bytes(feature: Feature) -> int:
-    if feature.dtype == "string":
-        return TEXT_BYTES
-    return int(np.prod(feature.shape)) * np.dtype(feature.dtype).itemsize
 
 
 def refuse_small_disk(size: OutputSize, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -80,31 +81,57 @@ def selection_files(selection: Selection) -> list[Path]:
     )
 
 
-def refuse_overlap(out: Path, selection: Selection, roots: Iterable[Path] = ()) -> None:
-    """Refuse a target that holds a source, or lies within one: sources are never modified.
-
-    Args:
-        roots: the sources' folders, where they are known.
+def refuse_overlap(out: Path, selection: Selection) -> None:
+    """Refuse a target that holds a source's files, or lies in one of their folders, wherever links lead.
 
     Raises:
         BadRequest: naming the source.
     """
-    target = out.resolve()
-    for root in roots:
-        if target.is_relative_to(root.resolve()):
+    refuse_overlap_with(out, {file.parent for file in selection_files(selection)})
+
+
+def refuse_overlap_with(out: Path, folders: Iterable[Path]) -> None:
+    """Refuse a target that holds one of these folders of sources, or lies in one: they are never modified.
+
+    Raises:
+        BadRequest: naming the source.
+    """
+    target = _real(out)
+    for folder in sorted(set(folders)):
+        source = _real(folder)
+        if target.is_relative_to(source):
             raise BadRequest(
                 "target-in-source",
                 "the target lies within a source, which must stay as it is",
-                where=f"{out}, in {root}",
+                where=f"{out}, in {folder}",
                 do="name a folder outside of it",
             )
-    folders = {file.parent for file in selection_files(selection)}
-    inside = [f for f in sorted(folders) if f.resolve().is_relative_to(target) or f.is_relative_to(out)]
-    inside += [root for root in roots if root.resolve().is_relative_to(target)]
-    if inside:
-        raise BadRequest(
-            "target-holds-source",
-            "the target holds a source, which must stay as it is",
-            where=f"{inside[0]}, in {out}",
-            do="name another folder",
-        )
+        if source.is_relative_to(target) or folder.absolute().is_relative_to(out.absolute()):
+            raise BadRequest(
+                "target-holds-source",
+                "the target holds a source, which must stay as it is",
+                where=f"{folder}, in {out}",
+                do="name another folder",
+            )
+
+
+def refuse_odd_names(paths: Iterable[Path]) -> None:
+    """Refuse folders whose names are not UTF-8: neither Parquet's reader nor JSON can say them.
+
+    Raises:
+        BadRequest: naming the first.
+    """
+    for path in paths:
+        try:
+            str(path.absolute()).encode()
+        except UnicodeEncodeError:
+            raise BadRequest(
+                "path-not-utf8",
+                "the name of the folder is not UTF-8 (an archive from another system, or another locale)",
+                where=repr(os.fsencode(path.absolute()))[1:],
+                do="rename the folder, or run in a UTF-8 locale",
+            ) from None
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # unlike Path.resolve, no error where links go round in a circle

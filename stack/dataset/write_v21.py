@@ -8,32 +8,22 @@ episodes.jsonl and episodes_stats.jsonl, and formats `data_path` and `video_path
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
-
 from stack.dataset.model import ClipRef, Episode
-from stack.dataset.pool import Jobs, Pool
-from stack.dataset.progress import Log
+from stack.dataset.pool import Pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
 from stack.dataset.stats import Stats
-from stack.dataset.video import VideoInfo, probe
-from stack.dataset.write import Samples, Version, Written, write_planned
-from stack.dataset.write_files import (
-    PTS_TOLERANCE_S,
-    DataDone,
-    VideoDone,
-    WrittenFile,
-    timestamps,
-)
+from stack.dataset.video import VideoInfo
+from stack.dataset.write import Pooled, Version
+from stack.dataset.write_check import check_files
 from stack.dataset.write_meta import feature_entries, plain_number
-from stack.dataset.write_plan import FILES_PER_CHUNK, Caps, DataFile, FilePlan, VideoFile, Videos
-from stack.dataset.write_sources import Snapshot, selection_files, take_snapshot
+from stack.dataset.write_plan import FILES_PER_CHUNK, Caps, DataFile, FilePlan, VideoFile
+from stack.dataset.write_work import Made
 from stack.errors import BadRequest, WorkFailed
 from stack.files import write_json, write_text
 
@@ -94,70 +84,16 @@ def _clip(episode: Episode, camera: str) -> ClipRef:
     return episode.clips[camera]
 
 
-def write_v21(
-    selection: Selection,
-    out: Path,
-    *,
-    plan: FilePlan | None = None,
-    videos: Videos = "join",
-    jobs: Jobs = None,
-    replace: bool = False,
-    sources: Snapshot | None = None,
-    log: Log = lambda _: None,
-    finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None = None,
-) -> Written:
-    """Write a selection as a v2.1 dataset.
-
-    Rows, statistics and pictures are those that `write_v30` would write; videos are cut at exact frames:
-    packets are copied, and only pictures at a cut that is no key frame are encoded anew. Checked, resumed
-    and put in place as there.
-
-    Args:
-        plan: from `plan_v21`; made here if not given.
-        videos: `link` hard-links files that are whole; both write one file an episode.
-
-    Raises:
-        BadRequest, NotAble, WorkFailed: as `write_v30`.
-    """
-    sources = sources or take_snapshot(selection_files(selection))
-    plan = plan or plan_v21(selection)
-    return write_planned(
-        selection,
-        out,
-        V21,
-        plan=plan,
-        videos=videos,
-        jobs=jobs,
-        replace=replace,
-        sources=sources,
-        log=log,
-        finish=finish,
-    )
-
-
-def _write_meta(
-    root: Path,
-    selection: Selection,
-    plan: FilePlan,
-    data: list[DataDone],
-    movies: list[VideoDone],
-    samples: Samples,
-    pool: Pool,
-) -> None:
-    infos: dict[str, VideoInfo] = {}
-    for entry, movie in zip(plan.videos, movies, strict=True):
-        infos.setdefault(entry.camera, movie.info)
+def _write_meta(root: Path, selection: Selection, plan: FilePlan, made: Made, _: Pooled) -> None:
     meta = root / "meta"
-    write_json(meta / "info.json", _info(selection, plan, infos))
+    write_json(meta / "info.json", _info(selection, plan, made.infos(plan)))
     _write_lines(meta / "tasks.jsonl", ({"task_index": n, "task": t} for n, t in enumerate(selection.tasks)))
     episodes = [selected.episode for selected in selection.episodes]
     _write_lines(
         meta / "episodes.jsonl",
         ({"episode_index": e.index, "tasks": list(e.tasks), "length": e.length} for e in episodes),
     )
-    stats = {index: dict(own) for done in data for index, own in done.stats.items()}
-    for (camera, index), sample in samples.items():
-        stats[index][camera] = sample.stats()
+    stats = made.stats()
     _write_lines(
         meta / "episodes_stats.jsonl",
         ({"episode_index": e.index, "stats": stats_entries(stats[e.index])} for e in episodes),
@@ -198,10 +134,7 @@ def _write_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
 
 def _check(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None:
     """Read back: rows and frames of each file, and the whole as any other v2.1 dataset."""
-    for entry in plan.data:
-        _check_rows(root, entry, selection.fps)
-    for _ in pool.map(_check_video, [(root, entry, selection.fps) for entry in plan.videos]):
-        pass
+    check_files(root, selection, plan, pool)
     written = read_dataset(root)
     if written.notes:
         raise _wrong("reading back", "no note", written.notes[0][1], str(root))
@@ -222,30 +155,9 @@ def _check(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None
         )
 
 
-def _check_rows(root: Path, entry: DataFile, fps: float) -> None:
-    length = entry.episodes[0].episode.length
-    table = pq.read_table(root / entry.path, columns=["index", "timestamp"], use_threads=False)
-    index = np.arange(entry.first_index, entry.first_index + length)
-    if not np.array_equal(table.column("index").to_numpy(), index):
-        raise _wrong("index", f"{index[0]} to {index[-1]}", f"{len(table)} other rows", entry.path)
-    if not np.array_equal(table.column("timestamp").to_numpy(), timestamps(length, fps)):
-        raise _wrong("timestamp", "frame_index / fps", "something else", entry.path)
-
-
-def _check_video(work: tuple[Path, VideoFile, float]) -> None:
-    root, entry, fps = work
-    info = probe(root / entry.path)
-    meant = entry.clips[0].count
-    if info.frames != meant:
-        raise _wrong("frames", meant, info.frames, entry.path)
-    times = np.array(info.pts, dtype=np.float64) * float(info.time_base)
-    worst = float(np.abs(times - np.arange(meant) / fps).max())
-    if worst >= PTS_TOLERANCE_S:
-        raise _wrong("frame times", f"n / fps within {PTS_TOLERANCE_S} s", f"{worst:.6f} s away", entry.path)
-
-
 def _wrong(what: str, meant: object, got: object, where: str) -> WorkFailed:
     return WorkFailed("write-check-failed", f"{what}: {meant} was meant, {got} is there", where=where)
 
 
-V21 = Version(_write_meta, _check)
+V21 = Version(lambda selection, videos: plan_v21(selection), _write_meta, _check, is_pooled=False)
+write_v21 = V21.write

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from stack.dataset.model import ClipRef
 from stack.dataset.pictures import PictureJob, sample_pictures
 from stack.dataset.selection import Recipe, Selected, Selection
-from stack.dataset.stats import CameraSample, sample_camera
+from stack.dataset.stats import CameraSample, Stats, sample_camera
+from stack.dataset.stats_stored import Evidence
+from stack.dataset.video import VideoInfo
 from stack.dataset.write_files import (
     DataDone,
     DataJob,
@@ -21,6 +24,7 @@ from stack.dataset.write_files import (
 from stack.dataset.write_plan import FilePlan, VideoFile, Videos
 from stack.dataset.write_resume import Work, keyed
 
+Samples: TypeAlias = Mapping[tuple[str, int], Evidence]
 NOWHERE = Path()  # each attempt gets a folder of its own
 
 
@@ -32,6 +36,29 @@ class Works:
     videos: list[Work[VideoDone]]
     samples: list[Work[CameraSample]]
     sampled: list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the works gave: files in the plan's order; samples by camera and episode index."""
+
+    data: list[DataDone]
+    videos: list[VideoDone]
+    samples: Samples
+
+    def infos(self, plan: FilePlan) -> dict[str, VideoInfo]:
+        """Camera -> what its first file is."""
+        infos: dict[str, VideoInfo] = {}
+        for entry, movie in zip(plan.videos, self.videos, strict=True):
+            infos.setdefault(entry.camera, movie.info)
+        return infos
+
+    def stats(self) -> dict[int, dict[str, Stats]]:
+        """Episode index -> feature -> statistics of that episode."""
+        episodes = {index: dict(stats) for done in self.data for index, stats in done.stats.items()}
+        for (camera, index), sample in self.samples.items():
+            episodes[index][camera] = sample.stats()
+        return episodes
 
 
 def plan_works(selection: Selection, plan: FilePlan, videos: Videos) -> Works:
@@ -50,7 +77,9 @@ def _data_works(selection: Selection, plan: FilePlan) -> list[Work[DataDone]]:
     works = []
     for entry in plan.data:
         recipes = _used(selection, entry.episodes)
-        job = DataJob(NOWHERE, entry, selection.columns, recipes, selection.tasks, selection.fps)
+        # What becomes of cameras' statistics is none of a data file's business.
+        bare = replace(entry, episodes=tuple(replace(s, kept={}) for s in entry.episodes))
+        job = DataJob(NOWHERE, bare, selection.columns, recipes, selection.tasks, selection.fps)
         frames = sum(selected.episode.length for selected in entry.episodes)
         works.append(Work(write_data_file, job, entry.path, frames, _label(entry.episodes)))
     return works
@@ -85,6 +114,8 @@ def _clip_works(selection: Selection) -> dict[tuple[str, int], Work[CameraSample
     works = {}
     for camera in selection.cameras:
         for selected in selection.episodes:
+            if camera in selected.kept:
+                continue
             clip: ClipRef = selected.episode.clips[camera]
             label = f"{camera}, {_label((selected,))}"
             works[camera, selected.episode.index] = Work(sample_camera, clip, None, clip.count, label)

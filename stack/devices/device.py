@@ -130,6 +130,14 @@ class Device:
         )
         return context
 
+    def seed_draws(self, seed: int) -> None:
+        """Seed torch's generators alone, of the host and the device: what a model draws its noise from."""
+        import torch
+
+        torch.manual_seed(seed)
+        if self.kind == "npu":
+            self._module.manual_seed_all(seed)
+
     def rng_state(self) -> dict[str, Any]:
         """The state of all generators that a step may draw from, as tensors and plain tuples of numbers."""
         import numpy

@@ -7,6 +7,7 @@ from pathlib import Path
 
 KILLED = -9
 _STATUS = Path("/proc/self/status")
+_VMSTAT = Path("/proc/vmstat")
 
 # torch and torch_npu allocators, CANN's error codes (EL0004 and 207001, 207005, 207018, 200000 stand for
 # failed allocations), pinned host memory, torch's CPU allocator, and the C library.
@@ -18,16 +19,21 @@ _TEXTS = re.compile(
 )
 
 
-def is_out_of_memory(evidence: BaseException | int, text: str = "") -> bool:
+def is_out_of_memory(
+    evidence: BaseException | int, text: str = "", *, kernel_kills: int | None = None
+) -> bool:
     """Whether a failure is that memory ran out, on a device or on the host.
 
     Args:
-        evidence: what was raised, or the return code of a child process. -9 is how Linux ends a process
-            that took too much; nothing else is left behind by it.
+        evidence: what was raised, or the return code of a child process. Linux ends a process that took too
+            much with -9, but so does whoever sends that signal: the kernel's own count tells them apart.
         text: the child's last words.
+        kernel_kills: processes that the kernel ended for memory while the child ran; None: not known.
     """
     if isinstance(evidence, int):
-        return evidence == KILLED or (evidence != 0 and _TEXTS.search(text) is not None)
+        if evidence == KILLED:
+            return bool(kernel_kills)
+        return evidence != 0 and _TEXTS.search(text) is not None
     if isinstance(evidence, MemoryError):
         return True
     if type(evidence).__name__ == "OutOfMemoryError":
@@ -51,6 +57,18 @@ def reset_process_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def kernel_kills() -> int | None:
+    """Processes that the kernel has ended for want of memory since its boot, of any group; None: not told.
+
+    Source: `oom_kill` of /proc/vmstat (since Linux 4.13), which counts kills by a cgroup's limit too.
+    """
+    try:
+        lines = _VMSTAT.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def host_bytes(field: str = "MemTotal") -> int:

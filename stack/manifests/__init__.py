@@ -1,16 +1,36 @@
 """Manifests: YAML files that pin inputs and state what to expect."""
 
+from stack.manifests.bundle import BundleManifest, PackagesManifest
 from stack.manifests.dataset import DatasetManifest
-from stack.manifests.load import Loaded, load_dataset_manifest, load_models_manifest, load_run_manifest
+from stack.manifests.images import ImagesManifest
+from stack.manifests.load import (
+    Loaded,
+    load_bundle_manifest,
+    load_dataset_manifest,
+    load_images_manifest,
+    load_models_manifest,
+    load_packages_manifest,
+    load_run_manifest,
+    load_wheels_manifest,
+)
 from stack.manifests.models import ModelsManifest
 from stack.manifests.run import RunManifest
+from stack.manifests.wheels import WheelsManifest
 
 __all__ = [
+    "BundleManifest",
     "DatasetManifest",
+    "ImagesManifest",
     "Loaded",
     "ModelsManifest",
+    "PackagesManifest",
     "RunManifest",
+    "WheelsManifest",
+    "load_bundle_manifest",
     "load_dataset_manifest",
+    "load_images_manifest",
     "load_models_manifest",
+    "load_packages_manifest",
     "load_run_manifest",
+    "load_wheels_manifest",
 ]

@@ -182,6 +182,8 @@ class DatasetManifest(Strict):
             becomes a dataset of its own, in a folder of that name.
         robot_type: settles sources that disagree.
         version: the format to write; openpi reads nothing newer than v2.1.
+        camera_statistics: `stored` keeps a clip's statistics where its source has sound ones that a few
+            decoded pictures agree with, and samples the others; `sampled` decodes and samples all.
         transcode: how pictures are encoded where `videos: transcode` is chosen.
     """
 
@@ -196,6 +198,7 @@ class DatasetManifest(Strict):
     robot_type: str | None = None
     version: Literal["v3.0", "v2.1"] = "v3.0"
     videos: Literal["join", "link", "transcode"] = "join"
+    camera_statistics: Literal["stored", "sampled"] = "stored"
     transcode: Transcode = Transcode()
     expect: ExpectedData = ExpectedData()
 
@@ -204,8 +207,13 @@ class DatasetManifest(Strict):
         for feature, slices in (self.features or {}).items():
             if not slices:
                 raise ValueError(f"features.{feature} has no slice; leave the feature out to drop it")
-            if "/" in feature:
-                raise ValueError(f"feature names must not contain '/': {feature}")
+        for name in (*(self.features or {}), *(self.cameras or {})):
+            if "/" in name:
+                raise ValueError(f"feature names must not contain '/': {name}")
+            if name in ("", ".", "..") or not name.isprintable():
+                raise ValueError(f"{name!r} is no name for a feature or camera")
+        if both := sorted({*(self.features or {})} & {*(self.cameras or {})}):
+            raise ValueError(f"'{both[0]}' stands under features and under cameras; one would hide the other")
         return self
 
     @model_validator(mode="after")

@@ -12,10 +12,13 @@ from pydantic import ValidationError
 from stack.errors import BadRequest, StackError
 from stack.files import canonical_json, sha256_text
 from stack.manifests.base import Strict
+from stack.manifests.bundle import BundleManifest, PackagesManifest
 from stack.manifests.dataset import DatasetManifest
+from stack.manifests.images import ImagesManifest
 from stack.manifests.models import ModelsManifest
 from stack.manifests.run import RunManifest
 from stack.manifests.strict_yaml import Document, Keys, parse, parse_scalar
+from stack.manifests.wheels import WheelsManifest
 
 M = TypeVar("M", bound=Strict)
 MANIFESTS_FOLDER = "manifests"
@@ -77,6 +80,27 @@ def load_run_manifest(
     file: Path, *, overrides: tuple[str, ...] = (), allow_outside: bool = False
 ) -> Loaded[RunManifest]:
     return _load(RunManifest, file, overrides, allow_outside)
+
+
+def load_wheels_manifest(file: Path) -> Loaded[WheelsManifest]:
+    return _load(WheelsManifest, file, (), False)
+
+
+def load_images_manifest(file: Path) -> Loaded[ImagesManifest]:
+    return _load(ImagesManifest, file, (), False)
+
+
+def load_bundle_manifest(file: Path, *, allow_outside: bool = False) -> Loaded[BundleManifest]:
+    return _load(BundleManifest, file, (), allow_outside)
+
+
+def load_packages_manifest(file: Path) -> Loaded[PackagesManifest]:
+    return _load(PackagesManifest, file, (), False)
+
+
+def load_manifest(model: type[M], file: Path, *, allow_outside: bool = False) -> Loaded[M]:
+    """Load a room's own kind of manifest."""
+    return _load(model, file, (), allow_outside)
 
 
 def _load(model: type[M], file: Path, overrides: tuple[str, ...], allow_outside: bool) -> Loaded[M]:

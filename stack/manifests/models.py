@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from stack.manifests.base import Strict
 
+EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
 
 class ModelFile(Strict):
     """One file; `sha256` and `size` may be missing only until `stack mirror pin` has filled them in."""
@@ -28,6 +30,15 @@ class ModelFile(Strict):
                 f"'{path}' must be written plainly, and not be the mirror's own record mirror.json"
             )
         return path
+
+    @model_validator(mode="after")
+    def _not_the_empty_hash(self) -> ModelFile:
+        # Listings have been seen that give this for every file.
+        if self.sha256 == EMPTY_SHA256 and self.size != 0:
+            raise ValueError(
+                f"the sha256 of '{self.path}' is that of an empty file, but its size is {self.size}"
+            )
+        return self
 
 
 class ModelOrigin(Strict):

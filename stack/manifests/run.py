@@ -82,13 +82,70 @@ class Device(Strict):
     image: str | None = None
 
 
+class Lora(Strict):
+    """Low-rank adapters by peft on frozen weights (arXiv 2106.09685).
+
+    Attributes:
+        rank, alpha: an adapter adds `alpha / rank * B A` to its layer's weight; `A` has `rank` rows.
+        targets: a regular expression over whole module names, or names that they end in. The default is the
+            action expert's queries and values, and the projections of actions and time.
+    """
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=16.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: str | tuple[str, ...] = (
+        r"(.*\.gemma_expert\..*\.self_attn\.(q|v)_proj"
+        r"|model\.(action_in_proj|action_out_proj|time_mlp_in|time_mlp_out))"
+    )
+
+
+class Holdout(Strict):
+    """Episodes that are not trained on, to evaluate on.
+
+    Attributes:
+        episodes: their numbers in the prepared dataset; or `fraction`: a share of all, drawn by the seed.
+        every: steps between evaluations; each checkpoint is evaluated too.
+        frames: at most so many held-out frames an evaluation, evenly spread.
+    """
+
+    episodes: tuple[int, ...] | None = None
+    fraction: float | None = Field(default=None, gt=0, lt=1)
+    every: int = Field(ge=1)
+    frames: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Holdout:
+        if (self.episodes is None) == (self.fraction is None):
+            raise ValueError("a holdout names either episodes or a fraction")
+        if self.episodes is not None and len({*self.episodes}) != len(self.episodes):
+            raise ValueError("holdout.episodes names an episode twice")
+        return self
+
+
 class Train(Strict):
     """The training.
 
     Attributes:
         batch_per_device, global_batch: must agree with the device count and `accumulation`.
         log_every: steps between points of the curve; each is the mean over its window.
+        padded_actions: actions past an episode's end repeat its last one. `masked`: they do not count;
+            `trained`: they do, as in lerobot.
+        trains: `all`, or `expert`: the action expert and the projections of actions and time, nothing else.
+        freeze_vision: the vision tower stays as it is.
+        lora: train adapters, and nothing else.
+        master_weights: with bfloat16, which must say it: `true` keeps float32 weights and computes in
+            bfloat16; `false` has bfloat16 weights alone, where small updates are rounded away.
+        gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+        ema_decay: also keep a moving average of the weights; it is what is evaluated and saved as the policy.
+        keep_checkpoints: the newest so many are kept; besides them `keep_every` steps one for good, and with
+            `keep_best` the one of the lowest hold-out loss.
         explosion_factor: the guard stops when a loss exceeds this many times the median of those before.
+        on_bad_step: what the guard does with a loss or gradient that explodes or is not finite: `stop`, or
+            `skip` the step and count it, up to `max_skipped` of them.
+        stall_steps: the guard stops when the loss has not fallen over the first so many steps.
+        lag_factor, lag_steps: it stops when one rank takes this many times the median of all ranks, over so
+            many steps on end.
     """
 
     steps: int = Field(ge=1)
@@ -100,9 +157,36 @@ class Train(Strict):
     seed: int = 1000
     workers: int = Field(default=4, ge=0)
     log_every: int = Field(default=10, ge=1)
+    padded_actions: Literal["masked", "trained"] = "masked"
+    trains: Literal["all", "expert"] = "all"
+    freeze_vision: bool = False
+    lora: Lora | None = None
+    master_weights: bool | None = None
+    gradient_checkpointing: bool = False
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    holdout: Holdout | None = None
     save_every: int = Field(ge=1)
     keep_checkpoints: int = Field(default=3, ge=1)
+    keep_every: int | None = Field(default=None, ge=1)
+    keep_best: bool = False
     explosion_factor: float = Field(default=50.0, gt=1)
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    max_skipped: int = Field(default=10, ge=1)
+    stall_steps: int | None = Field(default=None, ge=20)
+    lag_factor: float = Field(default=3.0, gt=1)
+    lag_steps: int = Field(default=50, ge=2)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Train:
+        if self.lora is not None and (self.trains != "all" or self.freeze_vision):
+            raise ValueError("train.lora freezes all weights; leave trains and freeze_vision out")
+        if self.keep_best and self.holdout is None:
+            raise ValueError("train.keep_best chooses by the loss on train.holdout, which is not given")
+        if self.keep_every is not None and self.keep_every % self.save_every:
+            raise ValueError(
+                f"train.keep_every {self.keep_every} is no multiple of save_every {self.save_every}"
+            )
+        return self
 
 
 class SweepGroup(Strict):
@@ -229,6 +313,18 @@ class RunManifest(Strict):
     audit: Audit = Audit()
     sweep: Sweep | None = None
     expect: Expect
+
+    @model_validator(mode="after")
+    def _master_weights_are_stated(self) -> RunManifest:
+        stated = self.train.master_weights
+        if self.policy.dtype == "bfloat16" and stated is None:
+            raise ValueError(
+                "policy.dtype is bfloat16: say whether float32 master weights are kept, with "
+                "train.master_weights true or false"
+            )
+        if self.policy.dtype == "float32" and stated is not None:
+            raise ValueError("train.master_weights is for bfloat16; policy.dtype is float32")
+        return self
 
     @model_validator(mode="after")
     def _global_batch_adds_up(self) -> RunManifest:

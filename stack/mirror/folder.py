@@ -54,8 +54,12 @@ class Mismatch:
     got: int | str | None = None
 
 
-def mismatch(folder: Path, file: ModelFile) -> Mismatch | None:
-    """Compare one file by size, then by sha256; what is not pinned is not compared."""
+def mismatch(folder: Path, file: ModelFile, *, sha256: str | None = None) -> Mismatch | None:
+    """Compare one file by size, then by sha256; what is not pinned is not compared.
+
+    Args:
+        sha256: the file's own, where it is known already; else it is computed.
+    """
     path = folder / file.path
     if not path.is_file():
         return Mismatch(file.path, "missing", "is missing")
@@ -65,7 +69,7 @@ def mismatch(folder: Path, file: ModelFile) -> Mismatch | None:
         return Mismatch(file.path, "wrong-size", what, file.size, size_bytes)
     if file.sha256 is None:
         return None
-    sha256 = sha256_file(path)
+    sha256 = sha256 or sha256_file(path)
     if sha256 != file.sha256:
         what = f"has the right size but the wrong content: expected sha256 {file.sha256}, got {sha256}"
         if file.size is None:

@@ -13,6 +13,7 @@ from stack.files import read_json, whole_folder, write_json
 from stack.manifests import Loaded, ModelsManifest
 from stack.manifests.models import Model, ModelFile
 from stack.mirror.folder import RECORD, MirroredModel, left_over, mismatch, origin_text, record, select
+from stack.mirror.seen import Seen, note
 from stack.mirror.staging import Log, Source, adopt, locked, stage, staging_folder
 
 
@@ -23,6 +24,7 @@ def get(
     names: Sequence[str] | None = None,
     demo: Path | None = None,
     endpoint: str | None = None,
+    hosts: Sequence[str] = (),
     log: Log = lambda _: None,
 ) -> list[MirroredModel]:
     """Mirror models into `to/NAME/`; files that are right already are not fetched again.
@@ -35,6 +37,7 @@ def get(
         names: models to mirror; None: all of the manifest.
         demo: the folder that `stack demo` wrote.
         endpoint: ModelScope's address; None: MODELSCOPE_ENDPOINT, or the public site.
+        hosts: hosts that the hub may redirect to, besides its own (`stack.mirror.hosts`).
 
     Raises:
         BadRequest: unknown name, files that are not pinned, no demo folder, foreign files in the place.
@@ -47,7 +50,7 @@ def get(
     failed: list[StackError] = []
     for name, model in selected.items():
         try:
-            done.append(_get_model(name, model, to, demo, endpoint, log))
+            done.append(_get_model(name, model, to, demo, endpoint, hosts, log))
         except StackError as error:
             # One repository that is away is no reason to leave the others for tomorrow.
             log(f"{name}: failed, {error.what}")
@@ -77,32 +80,39 @@ def refuse_unpinned(loaded: Loaded[ModelsManifest], selected: dict[str, Model], 
 
 
 def _get_model(
-    name: str, model: Model, to: Path, demo: Path | None, endpoint: str | None, log: Log
+    name: str, model: Model, to: Path, demo: Path | None, endpoint: str | None, hosts: Sequence[str], log: Log
 ) -> MirroredModel:
     target = to / name
     # Where nothing can be written, right files are enough: a mirror is often mounted read-only.
-    if not _wrong_files(target, model) and (
+    seen = Seen(to, name)
+    if not _wrong_files(target, model, seen) and (
         _record_is_right(target, name, model) or not os.access(target, os.W_OK)
     ):
-        log(f"{name}: {len(model.files)} files, all right already")
+        log(f"{name}: nothing to do, {len(model.files)} files are right already{_how(seen)}")
         return MirroredModel(name, model, target, origin_text(model.origin), ())
     with locked(to, name, log):
         # Looked at again: the process that held the lock may have brought it.
         fetched: list[str] = []
-        if wrong := _wrong_files(target, model):
+        if wrong := _wrong_files(target, model, Seen(to, name)):
             _refuse_foreign_files(name, model, target)
-            source = Source(name, model, staging_folder(to, name), demo=demo, endpoint=endpoint)
+            source = Source(name, model, staging_folder(to, name), demo=demo, endpoint=endpoint, hosts=hosts)
             fetched = stage(source, wrong, log)
             _put_in_place(name, model, target, source.staging, {file.path for file in wrong})
+            note(to, name, model)
             log(f"{name}: {len(model.files)} files verified, {len(fetched)} of them fetched, in {target}")
         elif not _record_is_right(target, name, model):
             write_json(target / RECORD, record(name, model))
+            note(to, name, model)
             log(f"{name}: {len(model.files)} files, all right already; {RECORD} written")
     return MirroredModel(name, model, target, origin_text(model.origin), tuple(fetched))
 
 
-def _wrong_files(target: Path, model: Model) -> list[ModelFile]:
-    return [file for file in model.files if mismatch(target, file) is not None]
+def _wrong_files(target: Path, model: Model, seen: Seen) -> list[ModelFile]:
+    return [f for f in model.files if mismatch(target, f, sha256=seen.sha256(f.path)) is not None]
+
+
+def _how(seen: Seen) -> str:
+    return f" ({', '.join(seen.trusted)} by size, time and samples)" if seen.trusted else ""
 
 
 def _record_is_right(target: Path, name: str, model: Model) -> bool:

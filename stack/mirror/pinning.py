@@ -61,10 +61,11 @@ def pin(
     names: Sequence[str] | None = None,
     demo: Path | None = None,
     endpoint: str | None = None,
+    hosts: Sequence[str] = (),
     log: Log = lambda _: None,
 ) -> str:
     """The YAML lines that pin what `names` have unpinned; see `pinned_models`, whose text this is."""
-    pinned = pinned_models(loaded, to, names=names, demo=demo, endpoint=endpoint, log=log)
+    pinned = pinned_models(loaded, to, names=names, demo=demo, endpoint=endpoint, hosts=hosts, log=log)
     return "\n".join(p.yaml() for p in pinned) or "# nothing to pin: every file has its size and sha256\n"
 
 
@@ -75,6 +76,7 @@ def pinned_models(
     names: Sequence[str] | None = None,
     demo: Path | None = None,
     endpoint: str | None = None,
+    hosts: Sequence[str] = (),
     log: Log = lambda _: None,
 ) -> list[Pinned]:
     """Fetch what is not pinned, and hash it.
@@ -92,14 +94,14 @@ def pinned_models(
         as `get` does, but for unpinned files.
     """
     selected = {n: m for n, m in select(loaded.manifest, names).items() if m.unpinned}
-    return [_pin_model(name, model, to, demo, endpoint, log) for name, model in selected.items()]
+    return [_pin_model(name, model, to, demo, endpoint, hosts, log) for name, model in selected.items()]
 
 
 def _pin_model(
-    name: str, model: Model, to: Path, demo: Path | None, endpoint: str | None, log: Log
+    name: str, model: Model, to: Path, demo: Path | None, endpoint: str | None, hosts: Sequence[str], log: Log
 ) -> Pinned:
     with locked(to, name, log):
-        source = Source(name, model, staging_folder(to, name), demo=demo, endpoint=endpoint)
+        source = Source(name, model, staging_folder(to, name), demo=demo, endpoint=endpoint, hosts=hosts)
         _adopt_carried(to / name, source, log)
         stage(source, list(model.files), log)
         files = tuple(_pinned_file(source, file) for file in model.files)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,18 +79,25 @@ class Source:
 
     Args:
         demo: the folder that `stack demo` wrote; needed for models of the demo only.
-        endpoint: see `Hub`.
+        endpoint, hosts: see `Hub`.
 
     Raises:
         BadRequest: a demo model, and no demo folder given or not there.
     """
 
     def __init__(
-        self, name: str, model: Model, staging: Path, *, demo: Path | None, endpoint: str | None
+        self,
+        name: str,
+        model: Model,
+        staging: Path,
+        *,
+        demo: Path | None,
+        endpoint: str | None,
+        hosts: Sequence[str] = (),
     ) -> None:
         self.name, self.model, self.staging = name, model, staging
         self.carried: set[str] = set()  # files that came by hand; nobody but the manifest can vouch for them
-        self._endpoint = endpoint
+        self._endpoint, self._hosts = endpoint, hosts
         self._hub: Hub | None = None
         self._listing: dict[str, Listed] | None = None
         self._demo = None if model.origin.demo is None else _demo_folder(name, model.origin.demo, demo)
@@ -98,11 +105,14 @@ class Source:
     @property
     def hub(self) -> Hub:
         if self._hub is None:
-            self._hub = Hub(self._endpoint, self.staging / _CLIENT_FOLDER)
+            self._hub = Hub(self._endpoint, self.staging / _CLIENT_FOLDER, self._hosts)
         return self._hub
 
-    def bring(self, file: ModelFile, log: Log) -> None:
+    def bring(self, file: ModelFile, log: Log) -> str | None:
         """Bring one file to the staging folder, not yet checked.
+
+        Returns:
+            its sha256 where that was computed on the way.
 
         Raises:
             FetchFailed: it did not come.
@@ -117,9 +127,16 @@ class Source:
                 shutil.copyfile(self._demo / file.path, target)
             except FileNotFoundError:
                 raise FetchFailed(f"is not in the demo's folder {self._demo}") from None
-            return
+            return None
         repository, revision = self._repository()
-        self.hub.fetch(repository, revision, file.path, self.staging, size=file.size)
+        return self.hub.fetch(
+            repository,
+            revision,
+            file.path,
+            self.staging,
+            size=file.size,
+            say=lambda line: log(f"{self.name}: {file.path}: {line}"),
+        )
 
     def discard(self, path: str) -> None:
         for leftover in (self.staging / path, self.staging / f"{path}.incomplete"):
@@ -205,8 +222,8 @@ def _fetch_checked(source: Source, file: ModelFile, log: Log) -> Mismatch | None
     for attempt in range(FETCH_ATTEMPTS):
         if wrong is not None:
             log(f"{source.name}: {file.path} {wrong.what}; attempt {attempt + 1} of {FETCH_ATTEMPTS}")
-        source.bring(file, log)
-        wrong = mismatch(source.staging, file)
+        sha256 = source.bring(file, log)
+        wrong = mismatch(source.staging, file, sha256=sha256)
         if wrong is None:
             return None
         source.discard(file.path)

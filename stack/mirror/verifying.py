@@ -1,4 +1,4 @@
-"""Is a mirror what its manifest says? Everything is hashed again; all that is wrong is found."""
+"""Is a mirror what its manifest says? All that is wrong is found."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from stack.files import PARTIAL_MARK
 from stack.manifests.models import Model, ModelsManifest
 from stack.mirror.folder import left_over, mismatch, select
 from stack.mirror.golden import check_without_torch
+from stack.mirror.seen import Seen, seen_file
 from stack.mirror.staging import lock_file, staging_folder
 from stack.mirror.weights import WeightsFacts, inspect
 
 SAFETENSORS = ".safetensors"
 
 
-def verify(manifest: ModelsManifest, root: Path, *, names: Sequence[str] | None = None) -> list[Fault]:
+def verify(
+    manifest: ModelsManifest, root: Path, *, names: Sequence[str] | None = None, fast: bool = False
+) -> list[Fault]:
     """Compare a mirror with its manifest: files, left-overs, tensors of weights, ids of tokenizers.
 
     Args:
         root: the folder that was given to `get` as `to`; only read.
         names: models to verify; None: all, and then folders of no model are left-overs as well.
+        fast: take big files that `get` hashed, and that look unchanged since, for the same; each is named in
+            a note. See `stack.mirror.seen`.
 
     Returns:
         the faults, in the manifest's order; places are relative to `root`.
@@ -35,7 +40,9 @@ def verify(manifest: ModelsManifest, root: Path, *, names: Sequence[str] | None 
     for name, model in selected.items():
         folder = root / name
         if folder.is_dir():
-            wrong = list(_files(name, folder, model))
+            seen = Seen(root, name) if fast else None
+            wrong = list(_files(name, folder, model, seen))
+            faults += _not_hashed(name, seen)
             faults += wrong
             if not has_errors(wrong):
                 faults += _proofs(name, folder, model)
@@ -45,10 +52,11 @@ def verify(manifest: ModelsManifest, root: Path, *, names: Sequence[str] | None 
     return faults
 
 
-def _files(name: str, folder: Path, model: Model) -> Iterator[Fault]:
+def _files(name: str, folder: Path, model: Model, seen: Seen | None) -> Iterator[Fault]:
     for file in model.files:
         place = Place(file=f"{name}/{file.path}")
-        if wrong := mismatch(folder, file):
+        known = None if seen is None else seen.sha256(file.path)
+        if wrong := mismatch(folder, file, sha256=known):
             yield Fault(
                 code=f"mirror-file-{wrong.code}",
                 severity="error",
@@ -74,6 +82,18 @@ def _files(name: str, folder: Path, model: Model) -> Iterator[Fault]:
             message=f"{path} of '{name}' is not in the manifest",
             consequence="a loader that takes whatever lies in the folder may take it",
             mend="move it away, or add it to the manifest with its size and sha256",
+            where=Place(file=f"{name}/{path}"),
+        )
+
+
+def _not_hashed(name: str, seen: Seen | None) -> Iterator[Fault]:
+    for path in () if seen is None else seen.trusted:
+        yield Fault(
+            code="mirror-not-hashed",
+            severity="note",
+            message=f"{path} of '{name}' was judged by size, time and samples of its content",
+            consequence="damage between the samples that leaves the time alone would pass",
+            mend="verify without --fast to hash every byte",
             where=Place(file=f"{name}/{path}"),
         )
 
@@ -149,7 +169,7 @@ def _model_missing(name: str, folder: Path) -> Fault:
 def _left_over_folders(root: Path, selected: dict[str, Model], *, whole_manifest: bool) -> Iterator[Fault]:
     """What lies beside the models: interrupted fetches, and with the whole manifest folders of no model."""
     unfinished = {staging_folder(root, name).name for name in selected}
-    locks = {lock_file(root, name).name for name in selected}
+    own = {path.name for name in selected for path in (lock_file(root, name), seen_file(root, name))}
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         if path.name in unfinished or any(path.name.startswith(f".{n}{PARTIAL_MARK}") for n in selected):
             yield Fault(
@@ -160,7 +180,7 @@ def _left_over_folders(root: Path, selected: dict[str, Model], *, whole_manifest
                 mend="run 'stack mirror get' again: it goes on from there and clears it",
                 where=Place(file=path.name),
             )
-        elif whole_manifest and path.name not in selected and path.name not in locks:
+        elif whole_manifest and path.name not in selected and path.name not in own:
             yield Fault(
                 code="mirror-left-over",
                 severity="warning",

@@ -45,6 +45,7 @@ class Plan:
         version: the format to write.
         filled: cameras that get black pictures somewhere.
         casts: feature -> dtype that the manifest asks for.
+        camera_statistics: `stored` or `sampled`: whether what sources store was asked for.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Plan:
     version: str = "v3.0"
     filled: tuple[Filled, ...] = ()
     casts: Mapping[str, str] = field(default_factory=dict)
+    camera_statistics: str = "stored"
 
     def text(self) -> str:
         """Field by field what is reconciled and what each source gives."""
@@ -66,6 +68,21 @@ class Plan:
     @property
     def widths(self) -> dict[str, int]:
         return {n: prod(f.shape) for n, f in self.selection.vectors.items() if f.dtype != "string"}
+
+    @property
+    def checked_pictures(self) -> int:
+        """How many pictures were decoded to check stored camera statistics."""
+        return sum(kept.seen.frames for s in self.selection.episodes for kept in s.kept.values())
+
+    @property
+    def kept_clips(self) -> int:
+        """Clips whose stored statistics are kept."""
+        return sum(len(s.kept) for s in self.selection.episodes)
+
+    @property
+    def sampled_clips(self) -> int:
+        """Clips whose statistics are taken of decoded pictures, those in rows among them."""
+        return len(self.cameras) * len(self.selection.episodes) - self.kept_clips
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -98,6 +115,11 @@ def _text(made: Plan) -> list[str]:
     lines.append("features")
     for name, feature in selection.features.items():
         lines.append(f"  {name}: {feature.dtype} {list(feature.shape)}{_origin(made, name)}")
+    if made.cameras:
+        lines.append(
+            f"  camera statistics: of {made.kept_clips} clips as stored, checked against "
+            f"{made.checked_pictures} decoded pictures; of {made.sampled_clips} sampled"
+        )
     lines.append("tasks")
     lines.extend(f"  {number}: {text}" for number, text in enumerate(selection.tasks))
     lines.extend(f"  edited: {a} -> {b}" for a, b in made.task_edits.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ def request(
     drop_episodes: str | None = None,
     decide: Sequence[str] = (),
     robot_type: str | None = None,
+    camera_statistics: str = "stored",
 ) -> Loaded[DatasetManifest]:
     """The manifest that `stack convert`, `merge` and `drop` stand for.
 
@@ -37,6 +39,7 @@ def request(
         drop_episodes: such as `3,7-9`, of the one source.
         decide: answers such as `timestamps=restamp`, which hold for every source.
         robot_type: settles sources that disagree.
+        camera_statistics: `stored` or `sampled`.
 
     Raises:
         BadRequest: a source that is no dataset, or an option that is not understood.
@@ -49,13 +52,14 @@ def request(
         if drop_episodes is not None:
             entry["exclude_episodes"] = drop_episodes
         entries.append(entry)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-") or "dataset"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(os.path.realpath(out)).name).lstrip("._-") or "dataset"
     document = {
         "schema": "stack/dataset/1",
         "name": name,
         "version": version,
         "sources": entries,
         "robot_type": robot_type,
+        "camera_statistics": camera_statistics,
     }
     try:
         manifest = DatasetManifest.model_validate(document)
@@ -78,8 +82,12 @@ def run(
     jobs: int | None,
     replace: bool,
     log: Log,
+    executor: str | None = None,
 ) -> Prepared:
     """Show the plan, line by line, then do it.
+
+    Args:
+        executor: address of a Dask scheduler whose workers do the work.
 
     Raises:
         StackError: as `prepare`, with the options that would settle it.
@@ -90,7 +98,16 @@ def run(
             log(line)
 
     with _Hints():
-        return prepare(loaded, out=out, videos=videos, jobs=jobs, replace=replace, log=log, announce=announce)
+        return prepare(
+            loaded,
+            out=out,
+            videos=videos,
+            jobs=jobs,
+            executor=executor,
+            replace=replace,
+            log=log,
+            announce=announce,
+        )
 
 
 def preview(loaded: Loaded[DatasetManifest], *, videos: str | None, jobs: int | None) -> str:
@@ -115,7 +132,7 @@ class _Hints:
         options = [
             f"--decide {key}={value}"
             for key, value in (("timestamps", "restamp"), ("missing_cameras", "drop"))
-            if f"{{{key}: {value}}}" in error.do
+            if re.search(rf"decide: \{{.*\b{key}: {value}\b", error.do)
         ]
         if "robot_type: " in error.do:
             options.append("--robot-type NAME")
@@ -144,8 +161,8 @@ def _names(sources: Sequence[Path]) -> list[str]:
     """Folder names, told apart by a number where they repeat."""
     names: list[str] = []
     for path in sources:
-        name, number = path.resolve().name, 2
+        name, number = Path(os.path.realpath(path)).name, 2
         while name in names:
-            name, number = f"{path.resolve().name}-{number}", number + 1
+            name, number = f"{Path(os.path.realpath(path)).name}-{number}", number + 1
         names.append(name)
     return names

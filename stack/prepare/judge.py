@@ -10,7 +10,7 @@ from stack.dataset.selection import Selected
 from stack.errors import BadRequest
 from stack.manifests.dataset import Source
 from stack.prepare.episodes import ranges
-from stack.prepare.problems import Problems
+from stack.prepare.problems import Problems, Settles
 from stack.prepare.scan import Scan
 
 # Reading works around these, but writing on would be a guess.
@@ -64,9 +64,9 @@ def check_missing_cameras(
                     f"source '{dataset.name}': camera '{given}' has no video file for {len(lacking)} of "
                     f"{len(own)} episodes: {lacking}",
                     where=str(dataset.root),
-                    do=f"{_source_line(source)}\n      exclude_episodes: {lacking}\n"
-                    f"or fill it: {_rule(camera, given)}",
-                )
+                    do=f"exclude these episodes, or fill the camera: {_rule(camera, given)}",
+                ),
+                Settles(source, exclude=tuple(lacking), of=len(own)),
             )
         elif source.decide.missing_cameras == "drop":
             gone.append(camera)
@@ -76,21 +76,22 @@ def check_missing_cameras(
                     "prepare-camera-missing",
                     f"source '{dataset.name}' declares camera '{given}', but no file holds it",
                     where=str(dataset.root),
-                    do="if the recording has no such camera, add to the manifest:\n"
-                    f"{_source_line(source)}\n      decide: {{missing_cameras: drop}}\n"
-                    f"or fill it: {_rule(camera, given)}",
-                )
+                    do=f"if the recording has no such camera as '{given}', drop it; or fill it: "
+                    f"{_rule(camera, given)}",
+                ),
+                Settles(source, {"missing_cameras": "drop"}, of=len(own)),
             )
     return tuple(gone)
 
 
-def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
+def check_clips(dataset: Dataset, own: Own, source: Source, problems: Problems) -> None:
     """Each video must hold exactly one frame a row, so that counting finds every episode's pictures."""
     claimed: dict[Path, list[tuple[int, ClipRef]]] = {}  # file -> (episode, clip) of all that claim a part
     for episode in dataset.episodes:
         for clip in episode.clips.values():
             claimed.setdefault(clip.file, []).append((episode.index, clip))
     told: set[Path] = set()
+    taken = {selected.episode.origin.episode for selected, _ in own}
     for selected, scan in own:
         for camera, info in scan.videos.items():
             clip = selected.episode.clips[camera]
@@ -113,8 +114,9 @@ def check_clips(dataset: Dataset, own: Own, problems: Problems) -> None:
                     "prepare-frames-differ" if info.frames != rows else "prepare-clip-start-differs",
                     f"{which}: {what}",
                     where=str(clip.file),
-                    do=f"mend meta/episodes, or exclude_episodes: {numbers}",
-                )
+                    do="mend meta/episodes, or exclude the episodes that share the file",
+                ),
+                Settles(source, exclude=tuple(n for n in numbers if n in taken), of=len(own)),
             )
 
 
@@ -143,9 +145,10 @@ def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problem
             f"of {len(own)} episodes; worst in episode {number}, frame {worst.frame}: {worst.got_s:.4f} s is "
             f"stored, {worst.meant_s:.4f} s is meant, {worst.difference_s:.4f} s apart (1e-4 s is allowed)",
             where=str(dataset.root),
-            do="if the videos hold one frame a row at a constant rate (their frame counts are checked), add "
-            f"to the manifest:\n{_source_line(source)}\n      decide: {{timestamps: restamp}}",
-        )
+            do="if the videos hold one frame a row at a constant rate (their frame counts are checked), "
+            "replace the timestamps",
+        ),
+        Settles(source, {"timestamps": "restamp"}, of=len(own)),
     )
     return None
 
@@ -153,7 +156,3 @@ def check_clocks(dataset: Dataset, own: Own, source: Source, where: str, problem
 def _rule(camera: str, given: str) -> str:
     source = "" if camera == given else f"from: {given}, "
     return f"cameras: {{{camera}: {{{source}when_missing: black}}}}"
-
-
-def _source_line(source: Source) -> str:
-    return f"  sources:\n    - path: {source.path}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stack.dataset.selection import Selected
+from stack.dataset.stats_stored import NotKept
 from stack.prepare.blueprint import SourcePlan
 from stack.prepare.episodes import ranges
 from stack.prepare.scan import Scan
@@ -21,6 +22,7 @@ def plan_notes(
     for (name, text), episodes in derived.items():
         notes.append(f"{name}: {text} in episodes {ranges(episodes)}; it is derived")
     notes += _cut_notes(selected, scans)
+    notes += _statistics_notes(selected, scans)
     for source in sources:
         if source.restamped_s is not None:
             notes.append(
@@ -30,15 +32,43 @@ def plan_notes(
     return tuple(notes)
 
 
+def _statistics_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
+    """Cameras whose stored statistics are not kept, and the first reason of each kind."""
+    groups: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
+    for item, scan in zip(selected, scans, strict=True):
+        for camera, found in scan.statistics.items():
+            if isinstance(found, NotKept):
+                told = groups.setdefault((item.recipe, camera, found.kind), [])
+                told.append((item.episode.origin.episode, found.why))
+    return [
+        f"{name}: {camera}: statistics of {len(told)} clips are sampled by decoding, the stored ones being "
+        f"{kind} (episodes {ranges(episode for episode, _ in told)}; the first: {told[0][1]})"
+        for (name, camera, kind), told in groups.items()
+    ]
+
+
 def _cut_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
     """Cameras whose clips begin where decoding cannot: the only pictures that are not copied."""
     cut: dict[tuple[str, str], list[int]] = {}
     for item, scan in zip(selected, scans, strict=True):
         for camera, info in scan.videos.items():
-            if item.episode.clips[camera].start not in info.key_frames:
+            if not info.is_key(item.episode.clips[camera].start):
                 cut.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
     return [
         f"{name}: {camera} begins off a key frame in episodes {ranges(episodes)}; pictures at the cut are "
         "encoded anew, the rest is copied"
         for (name, camera), episodes in cut.items()
+    ]
+
+
+def sound_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
+    """Cameras whose files hold sound, which no policy reads and no written file has."""
+    heard: dict[tuple[str, str], list[int]] = {}
+    for item, scan in zip(selected, scans, strict=True):
+        for camera, info in scan.videos.items():
+            if info.has_audio:
+                heard.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
+    return [
+        f"{name}: {camera} has sound in episodes {ranges(episodes)}; it is left out"
+        for (name, camera), episodes in heard.items()
     ]

@@ -9,27 +9,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stack.dataset.model import INDEX_FEATURES, Dataset
+from stack.dataset.model import Dataset
 from stack.dataset.pool import Jobs, open_pool
 from stack.dataset.read import read_dataset
-from stack.dataset.selection import Recipe, Selected, Selection, Take
+from stack.dataset.selection import Recipe, Selected, Selection
+from stack.dataset.stats_stored import KeptCamera, Raw, stored_camera_stats
 from stack.errors import BadRequest, Exit, StackError
 from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Source
 from stack.prepare.blueprint import Plan, SourcePlan
-from stack.prepare.camera_plan import camera_feature, fill_cameras, nowhere
-from stack.prepare.cameras import choose_cameras
-from stack.prepare.choose import Part, choose_features, why_not_kept
-from stack.prepare.episodes import choose_episodes
+from stack.prepare.camera_plan import camera_feature, fill_cameras
 from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
-from stack.prepare.notes import plan_notes
-from stack.prepare.problems import Problems
+from stack.prepare.notes import plan_notes, sound_notes
+from stack.prepare.problems import Problems, Settles
 from stack.prepare.reconcile import (
     common_features,
     common_fps,
     common_robot_type,
 )
 from stack.prepare.scan import Scan, ScanJob, scan_episode
+from stack.prepare.source_plan import choose, recipe_of, task_maps
 
 Log = Callable[[str], None]
 
@@ -61,15 +60,19 @@ def plan(
     problems = Problems()
     fps = common_fps(datasets, where, problems)
     robot_type = common_robot_type(datasets, manifest, where, problems)
-    sources, parts = _choose(datasets, manifest, where, problems)
+    sources, parts = choose(datasets, manifest, where, problems)
     problems.raise_if_any()
     features, reconciled = common_features(parts, where, problems, manifest.cast)
     problems.raise_if_any()
-    tasks = _task_maps(datasets, manifest, where)
-    recipes = {s.dataset.name: _recipe(s, parts[s.dataset.name], tasks[s.dataset.name]) for s in sources}
+    tasks = task_maps(datasets, manifest, where)
+    recipes = {s.dataset.name: recipe_of(s, parts[s.dataset.name], tasks[s.dataset.name]) for s in sources}
     selected = _select(sources, manifest)
     log(f"checking the rows and videos of {len(selected)} episodes")
-    work = [ScanJob(item, recipes[item.recipe], features, fps) for item in selected]
+    stored = _stored(sources, manifest, mode)
+    work = [
+        ScanJob(item, recipes[item.recipe], features, fps, None if stored is None else stored[n])
+        for n, item in enumerate(selected)
+    ]
     with open_pool(jobs) as pool:
         scans = list(pool.map(scan_episode, work))
     sources = _judge(sources, manifest, selected, scans, where, problems)
@@ -86,7 +89,9 @@ def plan(
         selected, filled = fill_cameras(features, selected, scans, fps, place)
     infos |= {entry.info.file: entry.info for entry in filled}
     selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
-    notes = plan_notes(sources, selected, scans)
+    # File names that are not UTF-8 can be told, and printed, only as escapes.
+    told = (*plan_notes(sources, selected, scans), *sound_notes(selected, scans))
+    notes = tuple(text.encode(errors="backslashreplace").decode() for text in told)
     made = Plan(
         manifest.name,
         selection,
@@ -99,6 +104,7 @@ def plan(
         manifest.version,
         filled,
         manifest.cast,
+        "sampled" if stored is None else "stored",
     )
     _check_expected(made, manifest, where)
     return made
@@ -117,7 +123,8 @@ def _read_sources(loaded: Loaded[DatasetManifest], log: Log) -> list[Dataset]:
     for source in loaded.manifest.sources:
         root = loaded.path(source.path)
         try:
-            dataset = read_dataset(root, name=source.name or Path(source.path).name)
+            name = source.name or Path(source.path).name
+            dataset = read_dataset(root, name=name, leave_out=source.exclude_episodes)
         except StackError as error:
             problems.add(error)
             continue
@@ -138,89 +145,6 @@ def _read_sources(loaded: Loaded[DatasetManifest], log: Log) -> list[Dataset]:
     return datasets
 
 
-def _choose(
-    datasets: Sequence[Dataset], manifest: DatasetManifest, where: str, problems: Problems
-) -> tuple[tuple[SourcePlan, ...], dict[str, dict[str, Part]]]:
-    features, cameras, reasons = _shared(datasets, manifest)
-    sources: list[SourcePlan] = []
-    parts: dict[str, dict[str, Part]] = {}
-    for dataset, source in zip(datasets, manifest.sources, strict=True):
-        try:
-            chosen = choose_episodes(dataset, source, where)
-            parts[dataset.name] = choose_features(dataset, manifest, features, where)
-            renamed = choose_cameras(dataset, manifest, cameras, where)
-        except StackError as error:
-            problems.add(error)
-            continue
-        used = {take.feature.name for part in parts[dataset.name].values() for take in part.takes}
-        used |= set(renamed.values())
-        dropped = {
-            name: reasons.get(name, "the manifest does not keep it")
-            for name in dataset.features
-            if name not in used and name not in INDEX_FEATURES
-        }
-        sources.append(SourcePlan(dataset, source.path, chosen, renamed, dropped))
-    for name in manifest.cameras or ():
-        if len(sources) == len(datasets) and not any(name in source.cameras for source in sources):
-            problems.add(nowhere(name, where))
-    return tuple(sources), parts
-
-
-def _recipe(source: SourcePlan, parts: Mapping[str, Part], tasks: dict[int, str]) -> Recipe:
-    columns = {name: part.takes for name, part in parts.items()}
-    for out, given in source.cameras.items():
-        feature = source.dataset.features[given]
-        if feature.is_image:
-            columns[out] = (Take(feature),)
-    return Recipe(columns, tasks)
-
-
-def _shared(
-    datasets: Sequence[Dataset], manifest: DatasetManifest
-) -> tuple[list[str], list[str], dict[str, str]]:
-    """Features and cameras that all sources share and that can be kept, and why the others are not."""
-    reasons: dict[str, str] = {}
-    features: list[str] = []
-    cameras: list[str] = []
-    for name in dict.fromkeys(name for dataset in datasets for name in dataset.features):
-        if name in INDEX_FEATURES:
-            continue
-        missing = [dataset.name for dataset in datasets if name not in dataset.features]
-        is_camera = any(d.features[name].is_camera for d in datasets if name in d.features)
-        asked = manifest.cameras if is_camera else manifest.features
-        if asked is not None:
-            reasons[name] = "the manifest does not keep it"
-            continue
-        unfit = [why_not_kept(d.features[name]) for d in datasets if name in d.features]
-        reason = None if is_camera else next((text for text in unfit if text is not None), None)
-        if missing:
-            reasons[name] = f"not in {', '.join(missing)}"
-        elif reason is not None:
-            reasons[name] = reason
-        else:
-            (cameras if is_camera else features).append(name)
-    return features, cameras, reasons
-
-
-def _task_maps(
-    datasets: Sequence[Dataset], manifest: DatasetManifest, where: str
-) -> dict[str, dict[int, str]]:
-    known = {text for dataset in datasets for text in dataset.tasks.values()}
-    known |= {text for dataset in datasets for episode in dataset.episodes for text in episode.tasks}
-    if unknown := [text for text in manifest.tasks if text not in known]:
-        raise BadRequest(
-            "prepare-no-such-task",
-            f"tasks: no source has the task text '{unknown[0]}'; there are: "
-            + "; ".join(f"'{text}'" for text in sorted(known)),
-            where=where,
-            do="copy the text exactly as it was delivered",
-        )
-    return {
-        dataset.name: {i: manifest.tasks.get(text, text) for i, text in dataset.tasks.items()}
-        for dataset in datasets
-    }
-
-
 def _select(sources: Sequence[SourcePlan], manifest: DatasetManifest) -> list[Selected]:
     selected: list[Selected] = []
     for source in sources:
@@ -230,6 +154,25 @@ def _select(sources: Sequence[SourcePlan], manifest: DatasetManifest) -> list[Se
             moved = replace(episode, index=len(selected), clips=clips, tasks=texts)
             selected.append(Selected(moved, source.dataset.name))
     return selected
+
+
+def _stored(
+    sources: Sequence[SourcePlan], manifest: DatasetManifest, mode: str
+) -> list[dict[str, Raw]] | None:
+    """Of each selected episode, in order: output camera -> the statistics that its source stored.
+
+    None where all clips are to be sampled; those of pictures that are encoded anew always are.
+    """
+    if manifest.camera_statistics == "sampled" or mode == "transcode":
+        return None
+    found: list[dict[str, Raw]] = []
+    for source in sources:
+        given = {out: camera for out, camera in source.cameras.items()}
+        told = stored_camera_stats(source.dataset.root, source.dataset.version, given.values())
+        for episode in source.episodes:
+            own = {out: told[camera].get(episode.index) for out, camera in given.items()}
+            found.append({out: raw for out, raw in own.items() if raw is not None})
+    return found
 
 
 def _judge(
@@ -248,17 +191,18 @@ def _judge(
     for source in sources:
         name = source.dataset.name
         own = [(s, scan) for s, scan in zip(selected, scans, strict=True) if s.recipe == name]
-        for _, scan in own:
-            for problem in scan.problems:
-                problems.add(problem)
-        check_read(source.dataset, where, problems)
         decisions: Source = asked[name]
+        for item, scan in own:
+            number = item.episode.origin.episode
+            for problem in scan.problems:
+                problems.add(problem, Settles(decisions, exclude=(number,), of=len(own)))
+        check_read(source.dataset, where, problems)
         for camera in check_missing_cameras(source.dataset, source.cameras, rules, own, decisions, problems):
             gone.setdefault(camera, {})[name] = "no video file holds it"
         for camera in outputs:
             if camera not in source.cameras and rules.get(camera) == "drop":
                 gone.setdefault(camera, {})[name] = "it is not declared"
-        check_clips(source.dataset, own, problems)
+        check_clips(source.dataset, own, decisions, problems)
         worst = check_clocks(source.dataset, own, decisions, where, problems)
         judged.append(replace(source, restamped_s=worst))
     return tuple(_without_cameras(source, gone) for source in judged)
@@ -292,7 +236,10 @@ def _finish(
     episodes = []
     for item, scan in zip(selected, scans, strict=True):
         clips = {camera: item.episode.clips[camera] for camera in cameras}
-        episodes.append(replace(item, episode=replace(item.episode, tasks=scan.tasks, clips=clips)))
+        told = {camera: scan.statistics.get(camera) for camera in cameras}
+        kept = {camera: found for camera, found in told.items() if isinstance(found, KeptCamera)}
+        episode = replace(item.episode, tasks=scan.tasks, clips=clips)
+        episodes.append(replace(item, episode=episode, kept=kept))
     tasks = tuple(dict.fromkeys(text for scan in scans for text in scan.tasks))
     return Selection(manifest.name, fps, robot_type, features, tuple(episodes), recipes, tasks)
 

@@ -9,14 +9,15 @@ from typing import Any
 from stack import __version__
 from stack.dataset.write_files import WrittenFile
 from stack.files import sha256_file, sha256_text, tree_files, write_json
+from stack.prepare.ancestry import PATH, Steps, ancestors, ancestry
 from stack.prepare.blueprint import Plan, SourcePlan
 
-PATH = "meta/provenance.json"
 SCHEMA = "stack/provenance/1"
 
 
 def write_provenance(root: Path, made: Plan, files: Sequence[WrittenFile], content_digest: str) -> None:
     """Write it into a dataset that is complete otherwise; `files` are all its other files."""
+    earlier = {source.dataset.name: ancestry(source.dataset.root) for source in made.sources}
     write_json(
         root / PATH,
         {
@@ -31,16 +32,40 @@ def write_provenance(root: Path, made: Plan, files: Sequence[WrittenFile], conte
                     "source": s.episode.origin.dataset,
                     "source_episode": s.episode.origin.episode,
                     "frames": s.episode.length,
+                    **_before(earlier[s.episode.origin.dataset].get(s.episode.origin.episode)),
                 }
                 for s in made.selection.episodes
             ],
             "operations": _operations(made),
+            "camera_statistics": _camera_statistics(made),
             "files": {f.path: {"sha256": f.sha256, "size": f.size_bytes} for f in files},
         },
     )
 
 
+def _camera_statistics(made: Plan) -> dict[str, Any]:
+    """Where meta/ has the statistics of cameras from."""
+    quantiles = "of the sampled pictures"
+    if made.kept_clips:
+        quantiles = (
+            "of the pictures that were decoded, each clip weighing as many pictures as its statistics were "
+            "taken of; of single episodes as stored, where they were"
+        )
+    return {
+        "asked": made.camera_statistics,
+        "clips_as_stored": made.kept_clips,
+        "pictures_checked": made.checked_pictures,
+        "clips_sampled": made.sampled_clips,
+        "quantiles": quantiles,
+    }
+
+
+def _before(steps: Steps | None) -> dict[str, Steps]:
+    return {"before": steps} if steps else {}
+
+
 def _source(source: SourcePlan) -> dict[str, Any]:
+    earlier = ancestors(source.dataset.root)
     return {
         "name": source.dataset.name,
         "path": source.given,
@@ -48,6 +73,7 @@ def _source(source: SourcePlan) -> dict[str, Any]:
         "rows_digest": source_digest(source.dataset.root),
         "episodes": len(source.dataset.episodes),
         "frames": source.dataset.frames,
+        **({"sources": earlier} if earlier else {}),
     }
 
 

@@ -18,13 +18,22 @@ from stack.dataset.write import refuse_replacement, write_v30
 from stack.dataset.write_files import WrittenFile
 from stack.dataset.write_plan import Caps, FilePlan, Videos, plan_files
 from stack.dataset.write_size import output_size, refuse_small_disk
-from stack.dataset.write_sources import Snapshot, refuse_overlap, selection_files, take_snapshot
+from stack.dataset.write_sources import (
+    Snapshot,
+    refuse_odd_names,
+    refuse_overlap,
+    refuse_overlap_with,
+    selection_files,
+    take_snapshot,
+)
 from stack.dataset.write_v21 import plan_v21, write_v21
 from stack.errors import BadRequest
-from stack.files import hold_target, refuse_existing, sha256_text, whole_folder
+from stack.files import sha256_text
+from stack.folders import hold_target, refuse_existing, whole_folder
 from stack.manifests import DatasetManifest, Loaded
 from stack.prepare.blueprint import Plan
 from stack.prepare.episodes import ranges
+from stack.prepare.parts import finished_part, parts_key, remove_strays
 from stack.prepare.planning import plan
 from stack.prepare.provenance import write_provenance
 from stack.prepare.split import split_plan
@@ -95,7 +104,10 @@ def prepare(
             do="name another --out, or move the folder away",
         )
     roots = [loaded.path(source.path) for source in loaded.manifest.sources]
+    refuse_odd_names([out, *roots])
     before = take_snapshot(file for root in roots for file in files_below(root))
+    # Before anything is put beside the target; links may lead out of a source's folder.
+    refuse_overlap_with(out, [*roots, *(file.parent for file in before.marks)])
     with (
         hold_target(out),
         open_pool(jobs, executor=executor, writes=out.parent, reads=roots) as pool,
@@ -103,7 +115,7 @@ def prepare(
     ):
         made = plan(loaded, videos=videos, jobs=pool, log=log, scratch=scratch)
         announce(made)
-        refuse_overlap(out, made.selection, roots)
+        refuse_overlap(out, made.selection)
         meta = [file for root in roots for file in files_below(root / "meta")]
         sources = before.only([*meta, *selection_files(made.selection)])
         if made.videos == "transcode":
@@ -113,8 +125,11 @@ def prepare(
         if split is None:
             return _write(made, out, writing)
         parts = split_plan(made, split, str(loaded.file))
-        with whole_folder(out) as folder:
-            written = [_write(part, folder / name, writing) for name, part in parts.items()]
+        key = parts_key(parts.values(), sources, f"{made.videos} {caps}")
+        with whole_folder(out, resume_key=key) as folder:
+            remove_strays(folder, parts)
+            written = [_write_part(part, folder / name, writing) for name, part in parts.items()]
+            sources.check()
     return _join_parts(made, out, written)
 
 
@@ -153,17 +168,23 @@ def _write(made: Plan, out: Path, writing: _Writing) -> Prepared:
     )
     selection = made.selection
     writing.log(f"{out}: {len(selection.episodes)} episodes, {selection.frames} frames, {digests[0][:12]}")
+    return _prepared(made, out, digests[0], files)
+
+
+def _write_part(part: Plan, out: Path, writing: _Writing) -> Prepared:
+    digest = finished_part(out, part)
+    if digest is None:
+        shutil.rmtree(out, ignore_errors=True)
+        return _write(part, out, writing)
+    writing.log(f"part {out.name}: finished by an earlier call")
+    return _prepared(part, out, digest, _files(part, writing.caps))
+
+
+def _prepared(made: Plan, out: Path, digest: str, files: FilePlan) -> Prepared:
+    selection = made.selection
     notes = (*made.notes, *(str(entry) for entry in made.filled), *files.rolled)
-    return Prepared(
-        out,
-        len(selection.episodes),
-        selection.frames,
-        made.cameras,
-        made.widths,
-        digests[0],
-        notes,
-        made,
-    )
+    episodes = len(selection.episodes)
+    return Prepared(out, episodes, selection.frames, made.cameras, made.widths, digest, notes, made)
 
 
 def _join_parts(made: Plan, out: Path, written: Sequence[Prepared]) -> Prepared:

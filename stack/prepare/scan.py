@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from stack.dataset.model import Feature
-from stack.dataset.rows import column_array, column_names
-from stack.dataset.selection import Recipe, Selected, assemble, frame_tasks
+from stack.dataset.rows import column_array, column_names, hold_rows
+from stack.dataset.selection import Recipe, Selected, assemble, frame_tasks, needed_columns
+from stack.dataset.stats_stored import KeptCamera, NotKept, Raw, keep_or_why
 from stack.dataset.video import VideoInfo, probe
 from stack.errors import BadRequest, StackError
 
@@ -21,12 +23,15 @@ EPISODE_INDEX = Feature("episode_index", "int64", (1,))
 
 @dataclass(frozen=True)
 class ScanJob:
-    """`features`: output features without cameras."""
+    """`features`: output features without cameras; `stored`: output camera -> the source's statistics of this
+    episode, None where all clips are to be sampled.
+    """
 
     selected: Selected
     recipe: Recipe
     features: Mapping[str, Feature]
     fps: float
+    stored: Mapping[str, Raw] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Scan:
         derived: index columns that differ harmlessly.
         videos: output camera -> its file.
         problems: why this episode cannot be taken.
+        statistics: output camera -> what became of its stored statistics, where they are asked for.
     """
 
     tasks: tuple[str, ...]
@@ -59,6 +65,7 @@ class Scan:
     derived: tuple[str, ...]
     videos: Mapping[str, VideoInfo]
     problems: tuple[StackError, ...]
+    statistics: Mapping[str, KeptCamera | NotKept] = field(default_factory=dict)
 
 
 def scan_episode(job: ScanJob) -> Scan:
@@ -67,6 +74,8 @@ def scan_episode(job: ScanJob) -> Scan:
     derived: list[str] = []
     tasks: tuple[str, ...] = ()
     clock = None
+    with suppress(StackError):  # each reader below tells of its own column
+        hold_rows(job.selected.episode.rows, needed_columns(job.recipe, job.features))
     try:
         tasks = tuple(dict.fromkeys(frame_tasks(job.selected.episode, job.recipe)))
     except StackError as error:
@@ -98,7 +107,18 @@ def scan_episode(job: ScanJob) -> Scan:
                 do=f"exclude_episodes: [{origin.episode}], or fetch the file again",
             )
         )
-    return Scan(tasks, clock, tuple(derived), videos, tuple(problems))
+    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), _statistics(job, videos))
+
+
+def _statistics(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, KeptCamera | NotKept]:
+    if job.stored is None:
+        return {}
+    clips = {camera: job.selected.episode.clips[camera] for camera in videos}
+    return {
+        camera: keep_or_why(job.stored.get(camera), clip)
+        for camera, clip in clips.items()
+        if clip.start >= 0 and clip.start + clip.count <= videos[camera].frames
+    }
 
 
 def _clock(job: ScanJob, columns: tuple[str, ...]) -> Clock | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stack import __version__
-from stack.files import sha256_file
+from stack.files import sha256_file, write_json, write_text
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 LINES = {(3, 10): "production", (3, 11): "production", (3, 12): "current", (3, 13): "current"}
@@ -44,7 +44,9 @@ class Provenance:
 
 def collect() -> Provenance:
     line = LINES.get(sys.version_info[:2], "unknown")
-    lock_file = CHECKOUT / "manifests" / "locks" / f"{line}.txt"
+    # The image's packages come from a lock of their own: the line's, less what the vendor's image holds.
+    in_image = "STACK_LOCK" in os.environ and not (Path(sys.prefix) / "stack-env").exists()
+    lock_file = CHECKOUT / "manifests" / "locks" / f"{'container' if in_image else line}.txt"
     revision = _git("rev-parse", "HEAD")
     status = _git("status", "--porcelain")
     return Provenance(
@@ -59,6 +61,14 @@ def collect() -> Provenance:
         machine=platform.machine(),
         image=os.environ.get("STACK_IMAGE"),
     )
+
+
+def write_provenance(folder: Path, provenance: Provenance) -> None:
+    """Put `provenance.json` and the line's lock file into a run folder's `provenance/`."""
+    write_json(folder / "provenance" / "provenance.json", provenance.to_json())
+    lock = CHECKOUT / "manifests" / "locks" / f"{provenance.line}.txt"
+    if lock.is_file():
+        write_text(folder / "provenance" / f"lock-{provenance.line}.txt", lock.read_text())
 
 
 def _git(*arguments: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -10,10 +11,14 @@ from typing import Any
 
 from stack.errors import StackError
 from stack.files import write_json
+from stack.reproduce.provenance import write_provenance
 from stack.reproduce.stages import Context
 from stack.reproduce.verdict import Verdict
 from stack.tracking import names
 from stack.tracking.journal import JOURNAL, Journal, Status
+from stack.tracking.sampler import driver_version
+from stack.tracking.secrets import redacted
+from stack.train.record import parameters
 
 SHIP_EVERY_S = 20.0
 
@@ -52,7 +57,7 @@ class Recorder:
         if self._journal is not None:
             return
         manifest = self._context.run.manifest
-        write_json(self._context.folder / "manifest.json", _resolved(self._context))
+        write_json(self._context.folder / "manifest.json", redacted(_resolved(self._context)))
         self._journal = Journal(
             self._context.folder,
             name=manifest.name,
@@ -71,6 +76,7 @@ class Recorder:
         assert self._journal is not None
         context, folder = self._context, self._context.folder
         self._journal.params(_params(context))
+        self._journal.tags({names.DRIVER: driver_version(context.run.manifest.device.kind) or "none"})
         self._journal.tags({names.VERDICT: verdict.tag, names.OUTCOME: "ok" if verdict.good else "not-good"})
         if "prepare" in context.done:
             facts = context.facts("prepare")
@@ -86,10 +92,26 @@ class Recorder:
         for path in (folder / "verdict.html", folder / "verdict.json", folder / "audit" / "audit.html"):
             if path.exists():
                 self._journal.artifact(path)
-        for path in (folder / "manifest.json", folder / "prepare" / "meta" / "provenance.json"):
-            if path.exists():
-                self._journal.artifact(path, to="provenance")
+        write_provenance(folder, context.provenance)
+        provenance = sorted((folder / "provenance").glob("*"))
+        for path in (folder / "manifest.json", *provenance):
+            self._journal.artifact(path, to="provenance")
+        if (of_data := folder / "prepare" / "meta" / "provenance.json").exists():
+            self._journal.artifact(of_data, to="provenance/dataset")
+        for path in sorted([*folder.glob("train/figures/*.svg"), *folder.glob("sweep/figures/*.svg")]):
+            self._journal.artifact(path, to="figures")
+        self._tell_data()
         self._end("FINISHED" if verdict.good else "FAILED")
+
+    def _tell_data(self) -> None:
+        """What the audit found belongs to the record of the data too."""
+        folder = self._context.folder
+        if "audit" in self._context.done and (data := Journal.extend(folder / "prepare.record")) is not None:
+            facts = self._context.facts("audit")
+            data.artifact(folder / "audit" / "audit.html")
+            data.tags({"stack.audit": f"{facts['errors']} errors, {facts['warnings']} warnings"})
+            data.metrics({f"{names.FINAL}audit_errors": float(facts["errors"])}, step=0)
+            data.close()
 
     def ship(self) -> Path | None:
         """Bring what is not there yet to the server; the store's folder if the run stands in it."""
@@ -117,14 +139,17 @@ class Recorder:
     def _ship_beside(self) -> None:
         """Keep one server up and the record current while the stages run; ship the rest at the end."""
         from stack.tracking.server import Server
-        from stack.tracking.ship import ship
+        from stack.tracking.ship import FOLLOW_SHARE, ship
 
         try:
             with Server.start(self._store) as server:
                 if not self._stop.is_set():
                     self._context.log(f"tracking: watch the run at {server.uri}")
-                while not self._stop.wait(SHIP_EVERY_S):
+                pause_s = SHIP_EVERY_S
+                while not self._stop.wait(pause_s):
+                    started = time.monotonic()
                     self._try(lambda: ship(self._context.folder, server.uri))
+                    pause_s = max(SHIP_EVERY_S, FOLLOW_SHARE * (time.monotonic() - started))
                 ship(self._context.folder, server.uri)
                 self._failure = None
         except StackError as error:
@@ -166,6 +191,7 @@ def _params(context: Context) -> dict[str, Any]:
     manifest = context.run.manifest
     policy, train = manifest.policy, manifest.train
     return {
+        **parameters(manifest, dict(context.facts("prepare")) if "prepare" in context.done else {}),
         "weights": policy.weights,
         "tokenizer": policy.tokenizer,
         "dtype": policy.dtype,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stack.errors import BadRequest
+from stack.errors import BadRequest, WorkFailed
 from stack.files import read_json, sha256_file, write_json, write_text
 from stack.manifests import (
     DatasetManifest,
@@ -19,7 +19,7 @@ from stack.manifests import (
     load_models_manifest,
 )
 from stack.reproduce.hashing import HashCache, code_digest
-from stack.reproduce.provenance import Provenance
+from stack.reproduce.provenance import Provenance, write_provenance
 from stack.reproduce.stage import Outcome, Stage, StageResult
 
 Log = Callable[[str], None]
@@ -56,6 +56,9 @@ class Context:
 
     def facts(self, stage: str) -> Mapping[str, Any]:
         return self.done[stage].facts
+
+    def record_provenance(self, folder: Path) -> None:
+        write_provenance(folder, self.provenance)
 
 
 def open_context(run: Loaded[RunManifest], work: Path, provenance: Provenance, log: Log) -> Context:
@@ -140,9 +143,9 @@ def _prepare(context: Context) -> Stage:
         sources[source.path] = context.cache.tree(path)
 
     def work(out: Path, _resume: bool) -> Outcome:
-        from stack.prepare import prepare
+        from stack.prepare.record import prepare_recorded
 
-        prepared = prepare(context.dataset, out=out, log=context.log)
+        prepared = prepare_recorded(context.dataset, out=out, parent=context.parent, log=context.log)
         provenance = read_json(out / "meta" / "provenance.json", what="provenance")
         return Outcome(
             {
@@ -292,6 +295,7 @@ def _sweep(context: Context) -> Stage:
             models=context.models.manifest,
             out=out,
             parent=context.parent,
+            record_provenance=context.record_provenance,
             log=context.log,
         )
         points = [
@@ -321,10 +325,13 @@ def _train(context: Context) -> Stage:
             out=out,
             resume=resume,
             parent=context.parent,
+            record_provenance=context.record_provenance,
             log=context.log,
         )
         if result.outcome == "stopped":
             raise KeyboardInterrupt  # its folder stays as it is, and the next call goes on from there
+        if result.outcome == "killed":
+            raise WorkFailed("train-killed", result.message, do="the same command goes on from there")
         return Outcome(result.to_json(), good=result.outcome == "finished", message=result.message or "")
 
     inputs = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from stack.devices import device_count, is_out_of_memory
+from stack.devices import device_count
+from stack.drawing import Bar, bar_chart
 from stack.errors import BadRequest
 from stack.files import read_json, write_json
 from stack.manifests.load import Loaded
@@ -16,10 +18,13 @@ from stack.manifests.run import RunManifest, Sweep, SweepGroup
 from stack.sweep.result import RESULT, Point, SweepResult
 from stack.tracking import names
 from stack.tracking.journal import Journal
+from stack.tracking.secrets import redacted
 from stack.train import lines
 from stack.train.child import Ended, environment, last_line, python_module, run_child
+from stack.train.figures import record_figure
+from stack.train.identity import data_facts
 from stack.train.job import Job, make_job
-from stack.train.record import dataset_name
+from stack.train.record import MANIFEST, filter_tags, parameters, record_inputs
 
 POINTS = "points"
 OUTPUT = "point.log"
@@ -38,12 +43,13 @@ def sweep(
     models: ModelsManifest,
     out: Path,
     parent: str | None = None,
+    record_provenance: Callable[[Path], None] = lambda _: None,
     log: Callable[[str], None] = print,
 ) -> SweepResult:
     """Measure every point of the manifest's `sweep`, whatever became of the ones before.
 
     Args:
-        dataset, mirror, models, parent, log: as for `stack.train.train`.
+        dataset, mirror, models, parent, record_provenance, log: as for `stack.train.train`.
         out: gets result.json, a journal, and `points/d<devices>-b<batch>/` with a journal for each point.
 
     Raises:
@@ -58,20 +64,25 @@ def sweep(
     job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out)
     lines.detect_line()
     out.mkdir(parents=True, exist_ok=True)
+    record_provenance(out)
     journal = Journal(
         out,
         name=f"{run.name} sweep",
         experiment=names.SWEEP,
         parent=parent,
-        tags={names.DEVICE: run.device.kind, names.DATASET: dataset_name(run), "stack.run": run.name},
+        tags=filter_tags(run),
         description=f"Batch sizes of {run.name}: {run.purpose}",
     )
+    write_json(out / MANIFEST, redacted(run.model_dump(mode="json", by_alias=True)))
+    journal.params(parameters(run, data_facts(job.dataset)))
+    record_inputs(journal, job)
+    journal.artifact(out / MANIFEST)
     try:
         result = SweepResult(tuple(_points(job, run.sweep, journal.run_id, log)))
         write_json(out / RESULT, result.to_json())
         _close(journal, result, out)
-    except BaseException:
-        journal.end("KILLED")
+    except BaseException as error:
+        journal.end("FAILED" if isinstance(error, Exception) else "KILLED")
         journal.close()
         raise
     finally:
@@ -94,13 +105,14 @@ def _points(job: Job, settings: Sweep, parent: str, log: Callable[[str], None]) 
     points = []
     for group in settings.groups:
         for batch in group.batches:
+            started_unix_s = time.time()
             if group.devices > available:
                 message = f"{group.devices} {job.run.device.kind} devices are asked for, {available} are here"
                 point = Point(group.devices, batch, "unavailable", message=message)
             else:
                 point = _measure(job, settings, group, batch)
             log(_line(point))
-            _journal_point(job, point, parent)
+            _journal_point(job, point, parent, started_unix_s)
             points.append(point)
     return points
 
@@ -137,11 +149,8 @@ def _judge(folder: Path, blank: Point, ended: Ended, timeout_s: float) -> Point:
     if (folder / RESULT).exists():
         raw = read_json(folder / RESULT, what="point's result")
         return Point(**{key: value for key, value in raw.items() if key in Point.__dataclass_fields__})
-    how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"return code {ended.returncode}"
-    message = f"ended without a result ({how}): {last_line(ended.tail)}"
-    return replace(
-        blank, status="oom" if is_out_of_memory(ended.returncode, ended.tail) else "error", message=message
-    )
+    message = f"ended without a result ({ended.how}): {last_line(ended.tail)}"
+    return replace(blank, status="oom" if ended.is_out_of_memory else "error", message=message)
 
 
 def _line(point: Point) -> str:
@@ -151,16 +160,28 @@ def _line(point: Point) -> str:
     return f"{point.name}: {point.step_s:.3f} s/step, {point.samples_per_s:.1f} samples/s, peak {peak:.2f} GB"
 
 
-def _journal_point(job: Job, point: Point, parent: str) -> None:
+def _journal_point(job: Job, point: Point, parent: str, started_unix_s: float) -> None:
+    run = job.run
     journal = Journal(
         job.out / POINTS / point.name,
         name=f"{point.devices} device(s), batch {point.batch}",
         experiment=names.SWEEP,
         parent=parent,
-        tags={names.DEVICE: job.run.device.kind, names.OUTCOME: point.status},
+        tags={**filter_tags(run), names.OUTCOME: point.status},
         description=point.message or None,
+        started_unix_s=started_unix_s,
     )
-    journal.params({"devices": point.devices, "batch": point.batch, "global_batch": point.global_batch})
+    journal.params(
+        {
+            "devices": point.devices,
+            "batch": point.batch,
+            "global_batch": point.global_batch,
+            "policy.dtype": run.policy.dtype,
+            "policy.image_size": run.policy.image_size,
+            "policy.action_horizon": run.policy.action_horizon,
+            "train.workers": run.train.workers,
+        }
+    )
     finals = {
         names.FINAL_STEP_S: point.step_s,
         names.FINAL_SAMPLES_PER_S: point.samples_per_s,
@@ -182,5 +203,22 @@ def _close(journal: Journal, result: SweepResult, out: Path) -> None:
     journal.metrics(counts, step=0)
     journal.tags({names.OUTCOME: "ok" if "ok" in statuses else "failed"})
     journal.artifact(out / RESULT)
+    for name, text in figures(result).items():
+        record_figure(journal, name, text)
     journal.end("FINISHED" if "ok" in statuses else "FAILED")
     journal.close()
+
+
+def figures(result: SweepResult) -> dict[str, str]:
+    """SVG by file name: speed and peak memory of each point; one that did not run says why."""
+    words = {"oom": "out of memory", "ok": ""}
+    speeds, sizes = [], []
+    for point in result.points:
+        name, word = f"{point.devices} device(s), batch {point.batch}", words.get(point.status, point.status)
+        gigabytes = point.peak_memory_bytes / 1e9 if point.peak_memory_bytes else None
+        speeds.append(Bar(name, point.samples_per_s, word))
+        sizes.append(Bar(name, gigabytes, word))
+    return {
+        "sweep-speed.svg": bar_chart(speeds, title="samples a second", unit="samples/s"),
+        "sweep-memory.svg": bar_chart(sizes, title="peak memory of a device", unit="GB"),
+    }

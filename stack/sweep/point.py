@@ -54,8 +54,10 @@ def _measure(job: Job, devices: int, batch: int, limit_mb: int | None) -> Point:
     import torch
 
     from stack.train.data import Collate, Order, loader, open_dataset
+    from stack.train.objective import make_objective
     from stack.train.policy import build_policy, build_processors
     from stack.train.ranks import join, local_rank
+    from stack.train.trainable import choose_trainable
 
     run, settings = job.run, job.run.sweep
     assert settings is not None
@@ -69,7 +71,8 @@ def _measure(job: Job, devices: int, batch: int, limit_mb: int | None) -> Point:
         policy = build_policy(run, dataset.meta, device)
         policy.train()
         processors = build_processors(policy.config, dataset.meta.stats, job.tokenizer)
-        optimizer = policy.config.get_optimizer_preset().build(policy.get_optim_params())
+        trainable = choose_trainable(policy, run)
+        optimizer = policy.config.get_optimizer_preset().build(trainable.parameters)
         train = run.train
         if limit_mb is not None and device.kind == "cpu":
             # In one process, so that the limit is on all that the point takes.
@@ -77,11 +80,11 @@ def _measure(job: Job, devices: int, batch: int, limit_mb: int | None) -> Point:
             limit_data_bytes(limit_mb * 1_000_000)
         order = Order(dataset.num_frames, batch, train.seed, ranks.world, ranks.rank)
         steps = settings.warmup_steps + settings.timed_steps
-        collate = Collate(processors.before, dataset.meta.camera_keys)
+        collate = Collate(processors.before, dataset.meta.camera_keys, policy.config.image_resolution)
         batches = iter(loader(dataset, order, collate, train, first_step=0, last_step=steps))
         device.reset_memory_peak()
-        model = ranks.wrap(policy, device)
-        steps_s, waits_s = _run(model, policy, optimizer, batches, device, settings)
+        model = ranks.wrap(make_objective(policy, run, device), device)
+        steps_s, waits_s = _run(model, policy, optimizer, _checked(batches, dataset), device, settings)
     finally:
         ranks.close()
     step_s = statistics.median(steps_s)
@@ -96,13 +99,20 @@ def _measure(job: Job, devices: int, batch: int, limit_mb: int | None) -> Point:
     )
 
 
+def _checked(batches: Iterator[Any], dataset: Any) -> Iterator[Any]:
+    from stack.train.data import next_batch
+
+    while True:
+        yield next_batch(batches, dataset)
+
+
 def _run(
     model: Any, policy: Any, optimizer: Any, batches: Iterator[Any], device: Device, settings: Sweep
 ) -> tuple[list[float], list[float]]:
     """All steps; times of those after the warm-up."""
     import torch
 
-    from stack.train.loop import to_device
+    from stack.train.step import to_device
 
     steps_s, waits_s = [], []
     for step in range(settings.warmup_steps + settings.timed_steps):
@@ -110,7 +120,7 @@ def _run(
         started = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - started
-        loss, _ = model(to_device(batch.inputs, device))
+        loss, *_ = model(to_device(batch.inputs, device))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), policy.config.optimizer_grad_clip_norm)
         optimizer.step()

@@ -2,6 +2,6 @@
 
 from stack.tracking.journal import Journal
 from stack.tracking.server import Server, serve
-from stack.tracking.ship import ShipReport, ship
+from stack.tracking.ship import ShipReport, follow, ship
 
-__all__ = ["Journal", "Server", "ShipReport", "serve", "ship"]
+__all__ = ["Journal", "Server", "ShipReport", "follow", "serve", "ship"]

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from stack.files import canonical_json, sha256_file
 from stack.tracking.remote import Remote
 from stack.tracking.replay import Replay
+from stack.tracking.secrets import holds_secret
 from stack.tracking.watermark import Sent
 
 LIMIT_BYTES = 64 << 20
 EVENTS = "events.json"
+PROXIED = "mlflow-artifacts:"
 
 
-def send_artifacts(fresh: Replay, folder: Path, root: Path, sent: Sent, remote: Remote) -> int:
+def is_proxied(run: Any) -> bool:
+    """Whether the server takes the run's artifacts; else a client would write them to a path of its own."""
+    return str(run.info.artifact_uri).startswith(PROXIED)
+
+
+def send_artifacts(fresh: Replay, folder: Path, root: Path, sent: Sent, run: Any, remote: Remote) -> int:
     """Send what the journal in `folder` names and the server has not; how many files were sent.
 
-    What cannot be sent becomes a note of the run: gone, too large, or not below `root`.
+    What cannot be sent becomes a note of the run: gone, too large, not below `root`, or with a secret in it;
+    and everything, where the run's experiment is older than the server's artifact proxy.
     """
+    if not is_proxied(run):
+        if fresh.artifacts or fresh.events:
+            fresh.note(
+                f"no artifact was sent: its experiment keeps them at {run.info.artifact_uri}, a path of the "
+                "server's host from before artifacts were proxied; rename the experiment and ship again"
+            )
+        return 0
     count = 0
     for path_text, to in fresh.artifacts:
         path = (folder / path_text).resolve()
@@ -47,6 +63,8 @@ def _why_not(path: Path, root: Path) -> str | None:
     size_bytes = path.stat().st_size
     if size_bytes > LIMIT_BYTES:
         return f"{size_bytes} bytes, more than {LIMIT_BYTES}; record such files by path and hash"
+    if holds_secret(path):
+        return "holds a login or a secret of this environment, so not sent"
     return None
 
 

@@ -1,8 +1,11 @@
 """The journal: an append-only record of a run, in the run's folder.
 
-Training, sweep and the runner write it and never talk to a server; `stack.tracking.ship` replays it. Each
-line is one JSON object with `t` (milliseconds since the epoch) and `kind`. The first line is of kind `run`
-and names the run. A line cut by a kill is the last one, and readers pass over it.
+Training, sweep, prepare and the runner write it and never talk to a server; `stack.tracking.ship` replays it.
+Each line is one JSON object with `t` (milliseconds since the epoch) and `kind`. The first line is of kind
+`run` and names the run. A line cut by a kill is the last one, and readers pass over it.
+
+Writing never stops the work that is recorded: on a full disk, lines wait in memory and follow when there is
+room; what had to be given up is counted, and the count is written.
 """
 
 from __future__ import annotations
@@ -17,8 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stack.tracking.liveness import this_process
+from stack.tracking.secrets import redacted
 
 JOURNAL = "journal.jsonl"
+WAITING_BYTES = 8 << 20
+"""Lines that cannot be written wait in memory up to this size; the newest beyond it are given up."""
+
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -31,9 +38,20 @@ class Journal:
         experiment: the experiment it belongs to.
         parent: `run_id` of the run that this one is nested under.
         tags, description: as MLflow shows them.
+        started_unix_s: when the work began, where that was before this call.
 
-    An existing journal is continued: its run_id stays, and an `attempt` line marks the place.
+    An existing journal is continued: its run_id stays, and an `attempt` line begins the next attempt of the
+    same run.
+
+    Attributes:
+        is_continued: there was a journal already.
+
+    Raises:
+        OSError: the journal cannot be opened at all. No later call raises one; see `problem`.
     """
+
+    is_continued: bool
+    _file: int
 
     def __init__(
         self,
@@ -44,13 +62,14 @@ class Journal:
         parent: str | None = None,
         tags: Mapping[str, str] | None = None,
         description: str | None = None,
+        started_unix_s: float | None = None,
     ) -> None:
-        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / JOURNAL
-        known = read_run_id(path)
-        self.run_id = known or uuid.uuid4().hex
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        known = read_run_id(folder / JOURNAL)
+        self._open(folder, known or uuid.uuid4().hex)
+        self.is_continued = known is not None
+        process = {"pid": os.getpid(), "process": this_process()}
+        when = {} if started_unix_s is None else {"t": int(started_unix_s * 1000)}
         if known is None:
             self._write(
                 "run",
@@ -60,12 +79,22 @@ class Journal:
                 parent=parent,
                 tags=dict(tags or {}),
                 description=description,
-                pid=os.getpid(),
-                process=this_process(),
+                **process,
+                **when,
             )
         else:
-            _end_cut_line(path, self._file)
-            self._write("attempt", tags=dict(tags or {}), pid=os.getpid(), process=this_process())
+            self._write("attempt", parent=parent, tags=dict(tags or {}), **process, **when)
+
+    @classmethod
+    def extend(cls, folder: Path) -> Journal | None:
+        """Open a journal to add what became known after its run's end; None where there is none."""
+        known = read_run_id(folder / JOURNAL)
+        if known is None:
+            return None
+        journal = cls.__new__(cls)
+        journal._open(folder, known)
+        journal.is_continued = True
+        return journal
 
     def params(self, params: Mapping[str, Any]) -> None:
         self._write("params", params={key: str(value) for key, value in params.items()})
@@ -80,6 +109,10 @@ class Journal:
             self._write("metrics", step=step, metrics=finite)
         for key in metrics.keys() - finite.keys():
             self.event("nonfinite", metric=key, step=step, value=str(metrics[key]))
+
+    def resumed(self, step: int) -> None:
+        """This attempt goes on after `step` of the one before, whose curves count up to there; 0: anew."""
+        self._write("resume", step=step)
 
     def dataset(
         self, *, name: str, digest: str, source: str, context: str, profile: Mapping[str, Any]
@@ -97,6 +130,20 @@ class Journal:
         relative = os.path.relpath(path, self.folder)
         self._write("artifact", path=relative, to=to)
 
+    def model(
+        self, *, name: str, roles: list[str], step: int, path: str, size_bytes: int, sha256: str, **proof: Any
+    ) -> None:
+        """A checkpoint to register by reference as a version of the model `name`.
+
+        Args:
+            roles: `best`, `last`; the registry's aliases.
+            path: as the run folder has it; the bytes stay there.
+            sha256: of the weights' file.
+            proof: what makes it trustworthy, such as the loss, the outcome, digests.
+        """
+        reference = {"step": step, "path": path, "bytes": size_bytes, "sha256": sha256}
+        self._write("model", name=name, roles=roles, **reference, proof=proof)
+
     def event(self, event: str, **details: Any) -> None:
         self._write("event", event=event, **details)
 
@@ -104,18 +151,63 @@ class Journal:
         self._write("end", status=status)
 
     def close(self) -> None:
-        os.close(self._file)
+        """Leave the file; what is written after this waits in memory and goes with it."""
+        self._flush()
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    @property
+    def problem(self) -> str | None:
+        """Why lines wait in memory just now; None when all are written."""
+        return self._problem
+
+    def _open(self, folder: Path, run_id: str) -> None:
+        self.folder, self.run_id = folder, run_id
+        self._waiting = bytearray()
+        self._given_up = 0
+        self._problem: str | None = None
+        path = folder / JOURNAL
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size_bytes = os.fstat(self._file).st_size
+        if size_bytes and os.pread(self._file, 1, size_bytes - 1) != b"\n":
+            self._waiting += b"\n"  # the end of a line that a kill has cut
 
     def _write(self, kind: str, **fields: Any) -> None:
-        line = json.dumps({"t": int(time.time() * 1000), "kind": kind, **fields}, ensure_ascii=False)
-        os.write(self._file, line.encode() + b"\n")
+        record = {"t": int(time.time() * 1000), "kind": kind, **fields}
+        if kind != "metrics":
+            record = redacted(record)
+        line = json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
+        if len(self._waiting) + len(line) > WAITING_BYTES and kind != "end":
+            self._given_up += 1
+        else:
+            self._waiting += line
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write what waits, as far as it goes; a line that was cut by a full disk goes on where it ended."""
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._file, self._waiting)]
+        except OSError as error:
+            self._problem = f"{len(self._waiting)} bytes of the journal wait in memory: {error}"
+            return
+        self._problem = None
+        if self._given_up:
+            count, self._given_up = self._given_up, 0
+            self.event("journal-gap", lines=count)
 
 
 def read_run_id(path: Path) -> str | None:
     """The run_id of a journal, or None where there is none yet."""
-    for record in read_journal(path):
-        if record["kind"] == "run":
-            return str(record["run_id"])
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                record = _record(line)
+                if record is not None and record["kind"] == "run":
+                    return str(record["run_id"])
+    except FileNotFoundError:
+        pass
     return None
 
 
@@ -123,18 +215,12 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a journal; a cut last line is passed over."""
     if not path.exists():
         return []
-    records = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and "kind" in record:
-            records.append(record)
-    return records
+    return [record for line in path.read_bytes().split(b"\n") if (record := _record(line)) is not None]
 
 
-def _end_cut_line(path: Path, file: int) -> None:
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        os.write(file, b"\n")
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None

@@ -7,12 +7,23 @@ so that another version of MLflow fails here with a clear line instead of servin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 from pathlib import Path
+
+from stack.errors import StackError
+from stack.files import write_json
+from stack.tracking.server import REFUSED
+from stack.tracking.site.place import hold, of_folder
+from stack.tracking.site.schema import require_current
+
+HOLD_WAIT_S = 5.0
+REMOTE_KINDS = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs")
 
 
 def main() -> None:
@@ -20,7 +31,44 @@ def main() -> None:
     store, listen_fd, lifeline_fd = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     threading.Thread(target=_end_with_parent, args=(lifeline_fd,), daemon=True).start()
     listening = socket.socket(fileno=listen_fd)
+    place = of_folder(store, options=f"--work {store.parent}")
+    try:
+        # The store of a server that was killed just now may be let go a moment later.
+        with hold(place, wait_s=HOLD_WAIT_S):
+            if place.database_file.exists():
+                require_current(place)
+            log_ahead(place.database_file)
+            _serve(store, listening)
+    except StackError as error:
+        write_json(
+            store / REFUSED, {"id": error.id, "what": error.what, "where": error.where, "do": error.do}
+        )
+        sys.exit(int(error.exit))
 
+
+def log_ahead(database: Path) -> None:
+    """Let readers and a writer work at once, where the file system can: not across a network.
+
+    The setting stays with the database; the time that a writer waits for another is MLflow's own 20 s.
+    """
+    if _is_remote(database.parent):
+        return
+    with contextlib.closing(sqlite3.connect(database, timeout=20)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+
+
+def _is_remote(folder: Path) -> bool:
+    """Whether the folder is on a network file system, whose shared memory no other host would see."""
+    best, kind = "", ""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, rest = line.partition(" - ")
+        point = mount.split()[4].encode().decode("unicode_escape")
+        if folder.is_relative_to(point) and len(point) >= len(best):
+            best, kind = point, rest.split()[0]
+    return kind.startswith(REMOTE_KINDS)
+
+
+def _serve(store: Path, listening: socket.socket) -> None:
     import uvicorn
     from mlflow.server import constants, handlers
 

@@ -16,17 +16,23 @@ REPRODUCE = "stack/reproduce"
 RUN_ID = "stack.run_id"
 KIND = "stack.kind"  # data, sweep, train, reproduce: the last part of the journal's experiment
 PARENT = "stack.parent_run_id"
-ATTEMPT = "stack.attempt"  # counts from 1; more than 1: the run was resumed
+ATTEMPT = "stack.attempt"  # counts from 1; more than 1: the run was resumed or tried again
+RESUMED_AFTER = "stack.resumed_after_step"  # the curves up to there are those of the attempt before
+SUPERSEDED = "stack.superseded_by"  # the MLflow run of the newest attempt
 OUTCOME = "stack.outcome"  # ok, oom, nonfinite, failed, killed, running; the writer's word comes first
 NONFINITE = "stack.nonfinite"  # how many values were not finite, and the first of them
 SHIPPED = "stack.shipped"  # how much of the journal the server has: bytes, and their hash
+THINNED = "stack.thinned"  # how many points of how many are shown; all are in the journal
 NOTES = "stack.ship_notes"  # what could not be shown as it was written
 PARAM_CHANGED = "param-changed."  # + name of the parameter
 PARAM_CUT = "param-cut."  # + name of the parameter
 
+MESSAGE = "stack.message"  # how it ended, in words
 VERDICT = "stack.verdict"  # identical, within-band, different-at-<gate>, cannot-judge
+KEEP = "stack.keep"  # set by a person: retention never deletes this run, nor what is nested with it
 DATASET = "stack.dataset"
 DATASET_DIGEST = "stack.dataset_digest"
+WEIGHTS = "stack.weights"
 WEIGHTS_DIGEST = "stack.weights_digest"
 DEVICE = "stack.device"
 DRIVER = "stack.driver"
@@ -35,6 +41,10 @@ LINE = "stack.line"  # production or current: which set of versions
 VERSION = "stack.version"
 GIT = "stack.git"
 
+RUN = "stack.run"  # the run manifest's name
+
+CHECKPOINT = "stack.checkpoint"  # of a model version: sha256 of the weights, attempt and run_id
+PARENT_RUN = "mlflow.parentRunId"  # what nests runs in the page
 DESCRIPTION = "mlflow.note.content"  # as a tag it replaces a run's description; Markdown
 
 # Metrics that appear in more than one kind of run.

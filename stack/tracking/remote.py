@@ -1,4 +1,4 @@
-"""The tracking server as the shipper sees it. The only module that imports MLflow.
+"""The tracking server as the shipper sees it.
 
 Every call has a short time-out and a bounded number of tries; what is left over is a `NotAble` that names
 the server. A call whose answer was lost is tried again, so each is one that can be repeated; `create_run`,
@@ -7,54 +7,50 @@ which cannot, searches for the run before it makes one.
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from stack.errors import BadRequest, NotAble
+from stack.errors import NotAble
 from stack.tracking import names, views
-from stack.tracking.replay import DIGEST_CHARACTERS, DatasetUse, Point
+from stack.tracking.address import host_of, prepare_environment
+from stack.tracking.curves import Point
+from stack.tracking.limits import DIGEST_CHARACTERS, batches, text_bytes
+from stack.tracking.login import login, refusal, refuse_login_in_address, trust
+from stack.tracking.replay import DatasetUse
+from stack.tracking.secrets import redacted_text
 
-TIMEOUT_S = 10
+HEALTH_TIMEOUT_S = 10
+TIMEOUT_S = 30  # a full batch takes a busy server seconds
 TRIES = 3
 WAIT_S = 1.0
 METRICS_A_BATCH = 1000
 ENTRIES_A_BATCH = 100
-TEXT_BYTES_A_BATCH = 400_000  # a request of more than 1,000,000 bytes is refused
 TAG_OF_INPUT_CHARACTERS = 500
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 T = TypeVar("T")
-K = TypeVar("K")
 
 
 class Remote:
     """One tracking server.
 
     Raises:
-        BadRequest: the address is not one of HTTP.
-        NotAble: MLflow is not installed, or the server does not answer.
+        BadRequest: the address is not one of HTTP, or holds a login.
+        NotAble: MLflow is not installed; the server does not answer, or is not to be trusted.
     """
 
     def __init__(self, server: str) -> None:
+        refuse_login_in_address(server)
         self.uri = server.rstrip("/")
-        parts = urlsplit(self.uri)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadRequest(
-                "track-bad-server",
-                f"{server!r} is not the address of a tracking server",
-                do="give one like http://127.0.0.1:5000",
-            )
-        _prepare_environment(parts.hostname)
+        prepare_environment(host_of(self.uri), TIMEOUT_S)
+        login()
         self._wait_for_health()
-        self._client = _new_client(self.uri)
+        self.client = _new_client(self.uri)
         self._experiments: dict[str, str] = {}
+        self._models: set[str] = set()
 
     def url(self, experiment_id: str, mlflow_run_id: str) -> str:
         return f"{self.uri}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{views.ML_MODE}"
@@ -66,50 +62,60 @@ class Remote:
     def experiment(self, name: str) -> str:
         """The id of an experiment, made with its description where it is not there yet."""
         if name not in self._experiments:
-            self._experiments[name] = self._call(self._find_or_make_experiment, name)
+            self._experiments[name] = self._find_or_make_experiment(name)
         return self._experiments[name]
 
     def find_run(self, run_id: str) -> Any | None:
-        """The MLflow run that shows the journal's `run_id`; of several, left by lost answers, one is kept."""
-        found = self._call(self._search, run_id)
-        for double in found[1:]:
-            self._call(self._client.delete_run, double.info.run_id)
-        return found[0] if found else None
+        """The MLflow run of the newest attempt of the journal's `run_id`."""
+        found = self.find_attempts(run_id)
+        return found[max(found)] if found else None
+
+    def find_attempts(self, run_id: str) -> dict[int, Any]:
+        """MLflow runs of the journal's `run_id` by attempt; of doubles, left by lost answers, one is kept."""
+        found: dict[int, Any] = {}
+        for run in self._search(run_id):
+            if _attempt(run) in found:
+                self.call(self.client.delete_run, run.info.run_id)
+            else:
+                found[_attempt(run)] = run
+        return found
 
     def running_children(self, run_id: str) -> list[Any]:
         """MLflow runs below the journal's `run_id` that the server believes to be running."""
         where = f"tags.`{names.PARENT}` = '{run_id}' AND attributes.status = 'RUNNING'"
-        return list(self._call(self._search_all, where))
+        return self._search_all(where)
 
     def create_run(
-        self, experiment_id: str, run_id: str, name: str, start_ms: int, tags: Mapping[str, str]
+        self, experiment_id: str, run_id: str, attempt: int, name: str, start_ms: int, tags: Mapping[str, str]
     ) -> Any:
-        """A new run; its page shows tags in the order given here, those set later after them."""
+        """A new run for an attempt; its page shows tags in this order, those set later after them."""
+
+        is_retry = False
 
         def create() -> Any:
+            nonlocal is_retry
             # A lost answer may have made the run already.
-            found = self._search(run_id)
-            if found:
-                return found[0]
-            return self._client.create_run(
+            found = self.find_attempts(run_id).get(attempt) if is_retry else None
+            is_retry = True
+            return found or self.client.create_run(
                 experiment_id, start_time=start_ms, tags={**tags, names.RUN_ID: run_id}, run_name=name
             )
 
-        return self._call(create)
+        return self.call(create)
 
     def log_params(self, mlflow_run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        for batch in _batches(params.items(), ENTRIES_A_BATCH, _text_bytes):
+        for batch in batches(params.items(), ENTRIES_A_BATCH, text_bytes):
             entries = [Param(key, value) for key, value in batch]
-            self._call(self._client.log_batch, mlflow_run_id, params=entries)
+            self.call(self.client.log_batch, mlflow_run_id, params=entries)
 
     def set_tags(self, mlflow_run_id: str, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        for batch in _batches(tags.items(), ENTRIES_A_BATCH, _text_bytes):
+        for batch in batches(tags.items(), ENTRIES_A_BATCH, text_bytes):
             entries = [RunTag(key, value) for key, value in batch]
-            self._call(self._client.log_batch, mlflow_run_id, tags=entries)
+            self.call(self.client.log_batch, mlflow_run_id, tags=entries)
 
     def log_points(self, mlflow_run_id: str, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
@@ -118,7 +124,7 @@ class Remote:
             entries = [
                 Metric(p.key, p.value, p.t_ms, p.step) for p in points[start : start + METRICS_A_BATCH]
             ]
-            self._call(self._client.log_batch, mlflow_run_id, metrics=entries)
+            self.call(self.client.log_batch, mlflow_run_id, metrics=entries)
 
     def log_datasets(self, mlflow_run_id: str, datasets: Iterable[DatasetUse]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -135,32 +141,48 @@ class Remote:
             tags = [InputTag("mlflow.data.context", use.context), InputTag("stack.digest", use.digest)]
             inputs.append(DatasetInput(dataset, [_cut_tag(tag) for tag in tags]))
         if inputs:
-            self._call(self._client.log_inputs, mlflow_run_id, datasets=inputs)
+            self.call(self.client.log_inputs, mlflow_run_id, datasets=inputs)
 
     def log_artifact(self, mlflow_run_id: str, path: Path, to: str) -> None:
-        self._call(self._client.log_artifact, mlflow_run_id, str(path), to or None)
+        self.call(self.client.log_artifact, mlflow_run_id, str(path), to or None)
 
     def log_text(self, mlflow_run_id: str, text: str, to: str) -> None:
-        self._call(self._client.log_text, mlflow_run_id, text, to)
+        self.call(self.client.log_text, mlflow_run_id, text, to)
+
+    def ensure_model(self, name: str) -> None:
+        """Make a registered model where there is none of the name."""
+        if name not in self._models:
+            self._make(self.client.create_registered_model, name)
+            self._models.add(name)
+
+    def _make(self, function: Callable[[str], Any], name: str) -> None:
+        """Make what may be there already."""
+        from mlflow.exceptions import MlflowException
+
+        def make() -> None:
+            try:
+                function(name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+
+        self.call(make)
+
+    def rename(self, mlflow_run_id: str, name: str) -> None:
+        self.call(self.client.update_run, mlflow_run_id, name=name)
 
     def set_status(self, mlflow_run_id: str, status: str, end_ms: int | None) -> None:
         if end_ms is None:
-            self._call(self._client.update_run, mlflow_run_id, status=status)
+            self.call(self.client.update_run, mlflow_run_id, status=status)
         else:
-            self._call(self._client.set_terminated, mlflow_run_id, status, end_ms)
+            self.call(self.client.set_terminated, mlflow_run_id, status, end_ms)
 
     def _find_or_make_experiment(self, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
-        found = self._client.get_experiment_by_name(name)
+        found = self.call(self.client.get_experiment_by_name, name)
         if found is None:
-            try:
-                self._client.create_experiment(name)
-            except MlflowException as error:
-                # Another shipper was quicker, or a first try of ours that was not answered.
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            found = self._client.get_experiment_by_name(name)
+            # Another shipper may be quicker, or a first try of ours was not answered.
+            self._make(self.client.create_experiment, name)
+            found = self.call(self.client.get_experiment_by_name, name)
         if found is None or found.lifecycle_stage != "active":
             raise NotAble(
                 "track-experiment-deleted",
@@ -177,29 +199,33 @@ class Remote:
         for key, value in views.experiment_tags(experiment.experiment_id, name).items():
             is_said = key == names.DESCRIPTION and there.get(key)
             if there.get(key) != value and not is_said:
-                self._client.set_experiment_tag(experiment.experiment_id, key, value)
+                self.call(self.client.set_experiment_tag, experiment.experiment_id, key, value)
 
     def _search(self, run_id: str) -> list[Any]:
         found = self._search_all(f"tags.`{names.RUN_ID}` = '{run_id}'")
         return sorted(found, key=lambda run: str(run.info.run_id))
 
     def _search_all(self, where: str) -> list[Any]:
-        ids = [experiment.experiment_id for experiment in self._client.search_experiments()]
-        return list(self._client.search_runs(ids, where)) if ids else []
+        # One request a call: a server that fails now and then must not fail all of a longer one.
+        ids = [experiment.experiment_id for experiment in self.call(self.client.search_experiments)]
+        return list(self.call(self.client.search_runs, ids, where)) if ids else []
 
     def _wait_for_health(self) -> None:
         # MLflow's own tries are slow to give up; a server that is away is told in seconds.
-        opener = urllib.request.build_opener()
+        handlers = [urllib.request.HTTPSHandler(context=trust())] if self.uri.startswith("https:") else []
+        opener = urllib.request.build_opener(*handlers)
         for left in reversed(range(TRIES)):
             try:
-                with opener.open(f"{self.uri}/health", timeout=TIMEOUT_S):
+                with opener.open(f"{self.uri}/health", timeout=HEALTH_TIMEOUT_S):
                     return
             except (OSError, ValueError) as error:
-                if not left:
-                    raise away(self.uri, error) from error
+                refused = refusal(self.uri, str(error))
+                if refused is not None or not left:
+                    raise refused or away(self.uri, error) from error
             time.sleep(WAIT_S)
 
-    def _call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """What a function of MLflow's client returns, tried again where that may help."""
         for left in reversed(range(TRIES)):
             try:
                 return function(*args, **options)
@@ -212,6 +238,9 @@ class Remote:
         raise AssertionError("unreachable")
 
     def _wrapped(self, error: Exception) -> NotAble:
+        refused = refusal(self.uri, str(error))
+        if refused is not None:
+            return refused
         if _is_passing(error):
             return away(self.uri, error)
         return NotAble(
@@ -220,6 +249,11 @@ class Remote:
             where=self.uri,
             do="what is in the journal stays there; ship again when this is mended",
         )
+
+
+def _attempt(run: Any) -> int:
+    number = run.data.tags.get(names.ATTEMPT, "1")
+    return int(number) if number.isdigit() else 1
 
 
 def away(uri: str, error: BaseException) -> NotAble:
@@ -233,7 +267,7 @@ def away(uri: str, error: BaseException) -> NotAble:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]
+    return redacted_text(lines[0])[:300]
 
 
 def _is_passing(error: Exception) -> bool:
@@ -256,24 +290,6 @@ def _is_passing(error: Exception) -> bool:
     return False
 
 
-def _prepare_environment(host: str) -> None:
-    os.environ.update(
-        MLFLOW_DISABLE_TELEMETRY="true",
-        DO_NOT_TRACK="true",
-        MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
-        MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR="1",
-        MLFLOW_HTTP_REQUEST_TIMEOUT=str(TIMEOUT_S),
-        MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
-        MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
-    )
-    if host in LOOPBACK:
-        # A site's proxy must not be asked for this machine's own server.
-        for key in ("NO_PROXY", "no_proxy"):
-            listed = [entry for entry in os.environ.get(key, "").split(",") if entry]
-            os.environ[key] = ",".join([*listed, *(name for name in LOOPBACK if name not in listed)])
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-
-
 def _new_client(uri: str) -> Any:
     try:
         from mlflow.tracking import MlflowClient
@@ -282,25 +298,6 @@ def _new_client(uri: str) -> Any:
             "track-no-mlflow", f"MLflow is not installed here: {error}", do="run `make setup`"
         ) from error
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _batches(entries: Iterable[K], most: int, size: Callable[[K], int]) -> Iterable[list[K]]:
-    batch: list[K] = []
-    filled_bytes = 0
-    for entry in entries:
-        entry_bytes = size(entry)
-        if batch and (len(batch) == most or filled_bytes + entry_bytes > TEXT_BYTES_A_BATCH):
-            yield batch
-            batch, filled_bytes = [], 0
-        batch.append(entry)
-        filled_bytes += entry_bytes
-    if batch:
-        yield batch
-
-
-def _text_bytes(entry: tuple[str, str]) -> int:
-    # Requests are JSON in ASCII, where any other character takes six bytes, or twelve.
-    return sum(1 if character.isascii() else 12 for text in entry for character in text) + 64
 
 
 def _cut_tag(tag: Any) -> Any:

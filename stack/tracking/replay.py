@@ -1,4 +1,8 @@
-"""What a journal says, as plain data; no server, no MLflow.
+"""What a journal says of one attempt of its run, as plain data; no server, no MLflow.
+
+A journal of several attempts is read once for each, up to where the next one begins: see `attempt_ends`. What
+an attempt says replaces what was said before it; its curves go on from those before it where the journal says
+after which step they do (`resume`), and stand alone where it does not.
 
 Limits of what a server takes are applied here, and each time that something could not be kept as it was
 written, a note says so. Source of the limits: MLflow 3.17, `mlflow/utils/validation.py`.
@@ -10,32 +14,28 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 from stack.errors import BadRequest
 from stack.tracking import names
+from stack.tracking.curves import Curves, Point
+from stack.tracking.limits import (
+    PARAM_CHARACTERS,
+    TAG_CHARACTERS,
+    changed_text,
+    clean_key,
+    cut,
+    key_after,
+)
 from stack.tracking.liveness import lives
 
-PARAM_CHARACTERS = 6000
-TAG_CHARACTERS = 8000
-KEY_CHARACTERS = 250
-DIGEST_CHARACTERS = 32  # MLflow takes 36; a whole sha256 has 64
 EVENTS_KEPT = 1000
+ENDS = (names.OUTCOME, names.VERDICT, names.MESSAGE, names.NONFINITE, names.RESUMED_AFTER)
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it goes into a search expression
 OUTCOMES = {"FINISHED": "ok", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
-
-
-@dataclass(frozen=True)
-class Point:
-    """One metric value; `t_ms` is milliseconds since the epoch."""
-
-    key: str
-    value: float
-    t_ms: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,30 @@ class DatasetUse:
     profile: str
 
 
+@dataclass(frozen=True)
+class ModelUse:
+    """A checkpoint to register by reference; `proof` has texts by name, `attempt` counts from 1."""
+
+    name: str
+    roles: tuple[str, ...]
+    step: int
+    path: str
+    size_bytes: int
+    sha256: str
+    attempt: int
+    proof: dict[str, str]
+
+
 @dataclass
 class Replay:
-    """All that a journal says, ready to be compared with what a server has."""
+    """All that a journal says of its latest attempt, ready to be compared with what a server has.
+
+    Attributes:
+        start_ms: when this attempt began.
+        points: to be sent, in order, thinned as `stack.tracking.curves` says.
+        tail: the last point of each curve that `points` leaves out; to be sent when the run has ended.
+        attempts: how many there are; this one's number.
+    """
 
     run_id: str
     name: str
@@ -62,7 +83,13 @@ class Replay:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
+    tail: list[Point] = field(default_factory=list)
     datasets: list[DatasetUse] = field(default_factory=list)
+    models: list[ModelUse] = field(default_factory=list)
+    curves: Curves = field(default_factory=Curves)
+    metric_keys: dict[str, str] = field(default_factory=dict)  # as written: as sent
+    earlier_params: dict[str, str] = field(default_factory=dict)
+    earlier_datasets: list[DatasetUse] = field(default_factory=list)
     artifacts: dict[tuple[str, str], None] = field(default_factory=dict)  # (path, to), in order
     events: list[dict[str, Any]] = field(default_factory=list)
     events_count: int = 0
@@ -78,14 +105,26 @@ class Replay:
             self.notes.append(text)
 
 
-def replay(content: bytes, *, where: str, points_from: int = 0) -> Replay:
-    """Read a journal.
+def attempt_ends(content: bytes) -> list[int]:
+    """Where each attempt's part of a journal ends, in bytes, in order; the last one's is the journal's."""
+    ends, offset = [], 0
+    for line in content.split(b"\n"):
+        # The writer puts the kind behind the time; a text that only looks like it is no line's beginning.
+        if b'"kind": "attempt"' in line[:60] and _record(line) is not None:
+            ends.append(offset)
+        offset += len(line) + 1
+    return [*ends, len(content)]
+
+
+def replay(content: bytes, *, where: str, points_from: int = 0, is_over: bool = False) -> Replay:
+    """Read a journal, or as much of it as `content` has.
 
     Args:
         content: the journal's bytes. A last line without its end is read if it is whole JSON, and passed over
             if it was cut.
         where: the journal's path, for errors.
         points_from: metrics in the bytes before this offset are left out.
+        is_over: whatever process wrote it is no longer at this attempt.
 
     Raises:
         BadRequest: no line names the run.
@@ -119,30 +158,8 @@ def replay(content: bytes, *, where: str, points_from: int = 0) -> Replay:
         )
     result.whole_bytes = content.rfind(b"\n") + 1
     result.unreadable_lines = unreadable
-    _finish(result, process)
+    _finish(result, process, is_over=is_over)
     return result
-
-
-def clean_key(key: str, note: Callable[[str], None]) -> str:
-    """A key that MLflow takes: word characters, `_-. :/`, no path tricks, at most 250 characters."""
-    parts = re.sub(r"[^/\w.\- :]", "_", key).split("/")
-    cleaned = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
-    if cleaned.startswith(".."):
-        cleaned = f"_{cleaned}"
-    if len(cleaned) > KEY_CHARACTERS:
-        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-        cleaned = f"{cleaned[: KEY_CHARACTERS - 9]}-{digest}"
-    if cleaned != key:
-        note(f"name {key[:80]!r} shown as {cleaned[:80]!r}")
-    return cleaned
-
-
-def cut(value: str, limit: int) -> str:
-    """At most `limit` characters, the last ones saying how many there were."""
-    if len(value) <= limit:
-        return value
-    mark = f" ... (cut; {len(value)} characters in all)"
-    return value[: limit - len(mark)] + mark
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -156,15 +173,14 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _begin(record: dict[str, Any]) -> Replay:
-    parent = record.get("parent")
-    for name in (record["run_id"], *([] if parent is None else [parent])):
-        if not RUN_ID.fullmatch(name):
-            raise ValueError(f"not a run_id: {name!r}")
+    run_id = _checked_id(record["run_id"])
+    if run_id is None:
+        raise ValueError("no run_id")
     result = Replay(
-        run_id=record["run_id"],
+        run_id=run_id,
         name=str(record["name"]),
         experiment=str(record["experiment"]),
-        parent=parent,
+        parent=_checked_id(record.get("parent")),
         start_ms=record["t"],
         last_ms=record["t"],
     )
@@ -174,25 +190,33 @@ def _begin(record: dict[str, Any]) -> Replay:
     return result
 
 
+def _checked_id(run_id: Any) -> str | None:
+    if run_id is not None and not RUN_ID.fullmatch(run_id):
+        raise ValueError(f"not a run_id: {run_id!r}")
+    return None if run_id is None else str(run_id)
+
+
 def _take(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
     kind = record["kind"]
     result.last_ms = max(result.last_ms, record["t"])
     if kind in ("run", "attempt"):
-        result.attempts += 1
-        result.end_ms, result.status = None, "RUNNING"
-        # How an earlier attempt ended is not how the run stands now.
-        result.tags.pop(names.OUTCOME, None)
-        _take_tags(result, record.get("tags") or {})
-        if kind == "attempt":
-            _take_event(result, {"t": record["t"], "event": "attempt", "number": result.attempts})
+        _take_attempt(result, record)
     elif kind == "params":
         _take_params(result, record["params"])
     elif kind == "tags":
         _take_tags(result, record["tags"])
     elif kind == "metrics":
         _take_metrics(result, record, with_points=with_points)
+    elif kind == "resume":
+        step = int(record["step"])
+        if result.attempts > 1:
+            result.tags[names.RESUMED_AFTER] = str(step)
+        prefix = result.curves.resume(step)
+        result.points += prefix if with_points else []
     elif kind == "dataset":
         _take_dataset(result, record)
+    elif kind == "model":
+        _take_model(result, record)
     elif kind == "artifact":
         result.artifacts[(str(record["path"]), str(record.get("to") or ""))] = None
     elif kind == "event":
@@ -203,27 +227,40 @@ def _take(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
         result.note(f"lines of the unknown kind {kind[:40]!r} passed over")
 
 
+def _take_attempt(result: Replay, record: dict[str, Any]) -> None:
+    result.attempts += 1
+    result.start_ms = record["t"]
+    result.end_ms, result.status = None, "RUNNING"
+    # How an earlier attempt ended is not how the run stands now.
+    for tag in [tag for tag in result.tags if tag in ENDS or tag.startswith(names.PARAM_CHANGED)]:
+        del result.tags[tag]
+    _take_tags(result, record.get("tags") or {})
+    if record["kind"] == "run":
+        return
+    result.parent = _checked_id(record.get("parent")) or result.parent
+    result.curves.next_attempt()
+    result.earlier_params = {**result.earlier_params, **result.params}
+    result.earlier_datasets = result.datasets or result.earlier_datasets
+    result.params, result.points, result.datasets, result.models = {}, [], [], []
+    _take_event(result, {"t": record["t"], "event": "attempt", "number": result.attempts})
+
+
 def _take_params(result: Replay, params: Mapping[str, Any]) -> None:
     for raw_key, raw_value in params.items():
         key, value = clean_key(str(raw_key), result.note), str(raw_value)
         if len(value) > PARAM_CHARACTERS:
             digest = hashlib.sha256(value.encode()).hexdigest()
-            result.tags[_key_after(names.PARAM_CUT, key)] = (
+            result.tags[key_after(names.PARAM_CUT, key)] = (
                 f"{len(value)} characters, shown cut to {PARAM_CHARACTERS}; sha256 {digest}"
             )
             value = cut(value, PARAM_CHARACTERS)
+        before = result.earlier_params.get(key)
         first = result.params.setdefault(key, value)
-        tag = _key_after(names.PARAM_CHANGED, key)
+        tag = key_after(names.PARAM_CHANGED, key)
         if value != first or tag in result.tags:
             result.tags[tag] = changed_text(first, value, result.attempts)
-
-
-def changed_text(first: str, now: str, attempt: int) -> str:
-    return cut(f"{cut(first, 3000)} -> {cut(now, 3000)} (attempt {attempt})", TAG_CHARACTERS)
-
-
-def _key_after(prefix: str, key: str) -> str:
-    return (prefix + key)[:KEY_CHARACTERS]
+        elif before is not None and before != value:
+            result.tags[tag] = changed_text(before, value, result.attempts)
 
 
 def _take_tags(result: Replay, tags: Mapping[str, Any]) -> None:
@@ -233,13 +270,18 @@ def _take_tags(result: Replay, tags: Mapping[str, Any]) -> None:
 
 
 def _take_metrics(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
+    t_ms, step, keys = record["t"], int(record["step"]), result.metric_keys
     for raw_key, value in record["metrics"].items():
-        key = clean_key(str(raw_key), result.note)
+        key = keys.get(raw_key)
+        if key is None:
+            key = keys[raw_key] = clean_key(str(raw_key), result.note)
         if not math.isfinite(value):
-            details = {"t": record["t"], "event": "nonfinite", "metric": key, "step": record["step"]}
+            details = {"t": t_ms, "event": "nonfinite", "metric": key, "step": step}
             _take_event(result, {**details, "value": str(value)})
-        elif with_points:
-            result.points.append(Point(key, float(value), record["t"], int(record["step"])))
+            continue
+        point = result.curves.take(key, float(value), t_ms, step)
+        if point is not None and with_points:
+            result.points.append(point)
 
 
 def _take_dataset(result: Replay, record: dict[str, Any]) -> None:
@@ -254,6 +296,21 @@ def _take_dataset(result: Replay, record: dict[str, Any]) -> None:
         result.datasets.append(use)
 
 
+def _take_model(result: Replay, record: dict[str, Any]) -> None:
+    proof = {str(key): str(value) for key, value in (record.get("proof") or {}).items() if value is not None}
+    use = ModelUse(
+        name=re.sub(r"[/:]", "-", str(record["name"])),
+        roles=tuple(str(role) for role in record["roles"]),
+        step=int(record["step"]),
+        path=str(record["path"]),
+        size_bytes=int(record["bytes"]),
+        sha256=str(record["sha256"]),
+        attempt=result.attempts,
+        proof=proof,
+    )
+    result.models = [model for model in result.models if model.sha256 != use.sha256] + [use]
+
+
 def _take_event(result: Replay, event: dict[str, Any]) -> None:
     result.events_count += 1
     if event["event"] == "nonfinite":
@@ -266,12 +323,22 @@ def _take_event(result: Replay, event: dict[str, Any]) -> None:
         result.events.append({**event, "time": time.isoformat(timespec="milliseconds")})
 
 
-def _finish(result: Replay, process: Mapping[str, Any]) -> None:
+def _finish(result: Replay, process: Mapping[str, Any], *, is_over: bool) -> None:
     if result.status not in OUTCOMES:
         result.note(f"unknown end status {result.status[:40]!r} shown as FAILED")
         result.status = "FAILED"
-    if result.end_ms is None and not lives(process, last_written_ms=result.last_ms):
+    if result.end_ms is None and (is_over or not lives(process, last_written_ms=result.last_ms)):
         result.status, result.end_ms = "KILLED", result.last_ms
+    if result.status != "RUNNING":
+        result.tail = result.curves.tail()
+    # What an earlier attempt said holds where this one, being over or having spoken, says nothing else; while
+    # it has not spoken, it may still say otherwise, and a server never lets a parameter change.
+    if result.params or result.status != "RUNNING":
+        result.params = {**result.earlier_params, **result.params}
+    if not result.datasets and result.status != "RUNNING":
+        result.datasets = list(result.earlier_datasets)
+    if (thinned := result.curves.thinned()) is not None:
+        result.tags[names.THINNED] = thinned
     result.tags.setdefault(names.OUTCOME, OUTCOMES[result.status])
     result.tags[names.RUN_ID] = result.run_id
     result.tags[names.ATTEMPT] = str(result.attempts)

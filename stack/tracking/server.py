@@ -35,6 +35,7 @@ HEALTH_TRIES = 3
 STATE = "server.json"
 LOCK = ".server.lock"
 DATABASE = "mlflow.db"
+REFUSED = ".server-refused.json"  # why the child did not start, in its own words
 MADE = ".database-made"  # its tables were all there once; MLflow makes them in many steps
 SERVER_LOG = "server.log"
 LOG_LINES = 12
@@ -139,6 +140,11 @@ class Server:
         raise self._failed(f"the tracking server did not answer within {READY_LIMIT_S:.0f} s")
 
     def _failed(self, what: str) -> NotAble:
+        refused = self.store / REFUSED
+        if refused.exists():
+            said_by_child = json.loads(refused.read_text())
+            refused.unlink()
+            return NotAble(**said_by_child)
         path = self.store / SERVER_LOG
         lines = path.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
         said = "\n    ".join(lines) if lines else "nothing"
@@ -146,7 +152,7 @@ class Server:
             "track-server-failed",
             f"{what}; its log says:\n    {said}",
             where=str(path),
-            do="if the log speaks of a schema, copy the store and run `mlflow db upgrade` on it",
+            do="mend what the log names, then start it again",
         )
 
 
@@ -265,6 +271,7 @@ def _count_runs(database: Path) -> int | None:
 
 def _spawn(store: Path, port: int | None) -> Server:
     store = store.resolve()
+    (store / REFUSED).unlink(missing_ok=True)
     with _bind(port) as listening, (store / SERVER_LOG).open("wb") as log_file:
         uri = f"http://{HOST}:{listening.getsockname()[1]}"
         reading, writing = os.pipe()

@@ -1,10 +1,7 @@
 """The shipper: replays the journals of a run folder into a tracking server.
 
-It may run beside the run, afterwards, again, or on another machine from the copied folder. Replaying is
-idempotent: a run is found by its tag `stack.run_id`; a metric that the server has already, by key, step,
-time and value, is not added again; parameters, tags, inputs and artifacts are compared with what is there.
-What the server has already is known from its own tag `stack.shipped`, and for artifacts from the file
-`.shipped.json` beside the journal; both only save work (see `stack.tracking.watermark`).
+It may run beside the run, afterwards, again, or on another machine from the copied folder; what it sends of
+one journal is in `stack.tracking.send`.
 """
 
 from __future__ import annotations
@@ -20,32 +17,18 @@ from typing import Any
 
 from stack.errors import BadRequest, NotAble
 from stack.tracking import names
-from stack.tracking.artifacts import send_artifacts
 from stack.tracking.journal import JOURNAL
 from stack.tracking.remote import Remote
-from stack.tracking.replay import OUTCOMES, TAG_CHARACTERS, Replay, changed_text, cut, replay
-from stack.tracking.watermark import Sent, known, remember
+from stack.tracking.replay import Replay, replay
+from stack.tracking.send import ShippedRun, send_journal
 
 LOCK_WAIT_S = 120.0
+FOLLOW_EVERY_S = 20.0
+FOLLOW_SHARE = 20
+"""A shipper beside a run is idle for at least this many times as long as it works."""
 VANISHED = "its journal is gone, and the run above it has ended"
 
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ShippedRun:
-    """One journal, as the server has it now; the counts are what this call sent."""
-
-    folder: Path
-    run_id: str
-    mlflow_run_id: str
-    experiment_id: str
-    name: str
-    status: str
-    url: str
-    points_sent: int
-    artifacts_sent: int
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,6 +39,10 @@ class ShipReport:
     url: str
     runs: tuple[ShippedRun, ...]
     duration_s: float
+
+    @property
+    def is_running(self) -> bool:
+        return any(run.status == "RUNNING" for run in self.runs)
 
     @property
     def points_sent(self) -> int:
@@ -89,7 +76,8 @@ def ship(folder: Path, server: str, *, log: Log | None = None) -> ShipReport:
     runs: dict[str, ShippedRun] = {}
     for path, head in journals:
         try:
-            run = runs[head.run_id] = _ship_one(path, head, folder, remote)
+            with _locked(path):
+                run = runs[head.run_id] = send_journal(path, head, folder, remote)
         except FileNotFoundError:
             # A stage that has become whole is renamed with its journal; the next call finds it.
             log(f"{head.name}: its folder was moved or removed meanwhile; ship again")
@@ -101,6 +89,49 @@ def ship(folder: Path, server: str, *, log: Log | None = None) -> ShipReport:
     shipped = tuple(runs.values())
     url = remote.table_url(shipped[0].experiment_id) if shipped else remote.uri
     return ShipReport(remote.uri, url, shipped, time.monotonic() - started)
+
+
+def follow(
+    folder: Path,
+    server: str,
+    *,
+    every_s: float = FOLLOW_EVERY_S,
+    log: Log | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> ShipReport | None:
+    """Ship again and again until no run below the folder is running; a server that is away is waited for.
+
+    Args:
+        every_s: pause between two passes; longer where a pass takes long.
+        is_over: asked before each pause; True makes the pass after it the last one.
+
+    Returns the last pass's report; None if no pass has succeeded.
+
+    Raises:
+        BadRequest: as `ship`, but for a journal that is not there yet, which is waited for.
+    """
+    log = log or _say_nothing
+    report, trouble, is_last = None, "", False
+    while True:
+        started = time.monotonic()
+        try:
+            report = ship(folder, server, log=log if report is None else None)
+            if trouble:
+                log(f"shipping again: {report.points_sent} points sent")
+            trouble = ""
+            if is_last or not report.is_running:
+                return report
+        except (NotAble, BadRequest) as error:
+            if isinstance(error, BadRequest) and error.id != "track-no-journal":
+                raise
+            if str(error) != trouble:
+                log(f"{error.what}; trying again every {every_s:g} s")
+            trouble = str(error)
+            if is_last:
+                return report
+        is_last = is_over()
+        if not is_last:
+            time.sleep(max(every_s, FOLLOW_SHARE * (time.monotonic() - started)))
 
 
 def _say_nothing(line: str) -> None:
@@ -157,47 +188,6 @@ def _parents_first(found: dict[str, tuple[Path, Replay]]) -> list[tuple[Path, Re
     return list(ordered.values())
 
 
-def _ship_one(path: Path, head: Replay, root: Path, remote: Remote) -> ShippedRun:
-    with _locked(path):
-        parent = remote.find_run(head.parent) if head.parent else None
-        run = remote.find_run(head.run_id) or _create(head, parent, remote)
-        content = path.read_bytes()
-        sent = known(path.parent, run, content)
-        fresh = replay(content, where=str(path), points_from=sent.shipped_bytes)
-        _link_parent(fresh, parent)
-        _send_params(fresh, run, remote)
-        remote.log_points(sent.mlflow_run_id, fresh.points)
-        new_datasets = [use for use in fresh.datasets if not _has_dataset(run, use.name, use.digest)]
-        remote.log_datasets(sent.mlflow_run_id, new_datasets)
-        artifacts_sent = send_artifacts(fresh, path.parent, root, sent, remote)
-        sent.advance(content, fresh.whole_bytes)
-        _send_tags(fresh, run, remote, sent)
-        _send_status(fresh, run, remote)
-        remember(path.parent, sent)
-    return ShippedRun(
-        folder=path.parent,
-        run_id=fresh.run_id,
-        mlflow_run_id=sent.mlflow_run_id,
-        experiment_id=run.info.experiment_id,
-        name=fresh.name,
-        status=fresh.status,
-        url=remote.url(run.info.experiment_id, sent.mlflow_run_id),
-        points_sent=len(fresh.points),
-        artifacts_sent=artifacts_sent,
-        notes=tuple(fresh.notes),
-    )
-
-
-def _create(head: Replay, parent: Any | None, remote: Remote) -> Any:
-    experiment_id = parent.info.experiment_id if parent else remote.experiment(head.experiment)
-    first = {key: head.tags[key] for key in names.FIRST_TAGS if key in head.tags}
-    rest = {key: value for key, value in head.tags.items() if key not in (names.RUN_ID, names.OUTCOME)}
-    outcome = {names.OUTCOME: OUTCOMES["RUNNING"]}
-    return remote.create_run(
-        experiment_id, head.run_id, head.name, head.start_ms, {**outcome, **first, **rest, **outcome}
-    )
-
-
 def _close_vanished(shipped: Mapping[str, ShippedRun], remote: Remote, log: Log) -> None:
     """End runs whose journal is gone, for instance with the unfinished folder of a stage that was begun anew.
 
@@ -235,44 +225,3 @@ def _locked(path: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.1)
         yield
-
-
-def _link_parent(fresh: Replay, parent: Any | None) -> None:
-    if parent is not None:
-        fresh.tags["mlflow.parentRunId"] = parent.info.run_id
-    elif fresh.parent is not None:
-        fresh.note(f"its parent run {fresh.parent} is not on the server yet; ship the parent's folder")
-
-
-def _send_params(fresh: Replay, run: Any, remote: Remote) -> None:
-    there: dict[str, str] = run.data.params
-    for key in fresh.params.keys() & there.keys():
-        if there[key] != fresh.params[key]:
-            tag = (names.PARAM_CHANGED + key)[:250]
-            fresh.tags.setdefault(tag, changed_text(there[key], fresh.params[key], fresh.attempts))
-    remote.log_params(
-        run.info.run_id, {key: value for key, value in fresh.params.items() if key not in there}
-    )
-
-
-def _has_dataset(run: Any, name: str, digest: str) -> bool:
-    for used in run.inputs.dataset_inputs if run.inputs else []:
-        full = {tag.key: tag.value for tag in used.tags}.get("stack.digest")
-        if used.dataset.name == name and full == digest:
-            return True
-    return False
-
-
-def _send_tags(fresh: Replay, run: Any, remote: Remote, sent: Sent) -> None:
-    tags = {**fresh.tags, names.SHIPPED: sent.mark}
-    there: dict[str, str] = run.data.tags
-    if fresh.notes or names.NOTES in there:
-        tags[names.NOTES] = cut("\n".join(fresh.notes), TAG_CHARACTERS)
-    remote.set_tags(
-        sent.mlflow_run_id, {key: value for key, value in tags.items() if there.get(key) != value}
-    )
-
-
-def _send_status(fresh: Replay, run: Any, remote: Remote) -> None:
-    if run.info.status != fresh.status or (fresh.end_ms and run.info.end_time != fresh.end_ms):
-        remote.set_status(run.info.run_id, fresh.status, fresh.end_ms)

@@ -36,17 +36,27 @@ EXPERIMENTS: dict[str, str] = {
         "batch-size sweeps, a parent run a sweep, a nested run a point. Select the points and compare "
         "`final_samples_per_s` and `final_peak_memory_bytes`; the outcome `oom` ran out of memory."
     ),
-    names.TRAIN: "fine-tunings. Open a run, then its metric `train/loss`; filter by the tags `stack.*`.",
+    names.TRAIN: (
+        "fine-tunings. Open a run, then its metric `train/loss`; filter by the tags `stack.*`. A run that "
+        "was resumed or tried again has its earlier attempts nested below it, each with its own curve."
+    ),
     names.REPRODUCE: (
         "whole chains, from deliveries to a verdict; preparation, sweep and training are nested below. "
-        "`stack.verdict` says how a run compares with what its manifest expects, `verdict.html` why."
+        "`stack.verdict` says how a run compares with what its manifest expects, `verdict.html` why. Earlier "
+        "attempts of a run are nested below it too."
     ),
 }
 """What each experiment is for, as its page says after a link to its table; Markdown."""
 
 _SPEEDS = (f"metrics.`{names.FINAL_SAMPLES_PER_S}`", f"metrics.`{names.FINAL_STEP_S}`")
 VIEWS: dict[str, tuple[str, ...]] = {
-    names.DATA: (f"tags.`{names.OUTCOME}`", "metrics.`final_episodes`", "metrics.`final_frames`"),
+    names.DATA: (
+        f"tags.`{names.OUTCOME}`",
+        "metrics.`final_episodes`",
+        "metrics.`final_frames`",
+        "metrics.`final_audit_errors`",
+        "metrics.`final_notes`",
+    ),
     names.SWEEP: (
         f"tags.`{names.OUTCOME}`",
         "params.`devices`",
@@ -56,6 +66,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     ),
     names.TRAIN: (
         f"tags.`{names.OUTCOME}`",
+        f"tags.`{names.ATTEMPT}`",
         f"metrics.`{names.FINAL_LOSS}`",
         *_SPEEDS,
         "params.`train.global_batch`",

@@ -32,7 +32,7 @@ class Sent:
 
     def advance(self, content: bytes, whole_bytes: int) -> None:
         """All points in the first `whole_bytes` of the journal have been taken."""
-        self.shipped_bytes, self.mark = whole_bytes, _mark(content, whole_bytes)
+        self.shipped_bytes, self.mark = whole_bytes, mark_of(content, whole_bytes)
 
 
 def known(folder: Path, run: Any, content: bytes) -> Sent:
@@ -40,7 +40,7 @@ def known(folder: Path, run: Any, content: bytes) -> Sent:
     sent = Sent(run.info.run_id)
     mark = run.data.tags.get(names.SHIPPED, "")
     count = mark.partition(" ")[0]
-    if not count.isdigit() or mark != _mark(content, int(count)):
+    if not count.isdigit() or mark != mark_of(content, int(count)):
         return sent
     sent.shipped_bytes, sent.mark = int(count), mark
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -58,5 +58,6 @@ def remember(folder: Path, sent: Sent) -> None:
         write_json(folder / WATERMARK, vars(sent))
 
 
-def _mark(content: bytes, count: int) -> str:
+def mark_of(content: bytes, count: int) -> str:
+    """The mark of a journal's first `count` bytes; empty where it has not that many."""
     return f"{count} {hashlib.sha256(content[:count]).hexdigest()[:12]}" if count <= len(content) else ""

@@ -3,8 +3,12 @@
     checkpoints/000100/pretrained_model/   config.json, model.safetensors, train_config.json, processors
                                            stack.json: line, toy dimensions, proofs; tokenizer/
     checkpoints/000100/training_state/     lerobot's optimiser, scheduler, step; rng-<rank>.pt, losses.json
-    checkpoints/last                       a link to the newest
+                                           trained.safetensors, average.safetensors: with adapters or a
+                                           moving average, the trained tensors and the average as they are
+    checkpoints/000100/adapter/            peft's files, with adapters
+    checkpoints/last, best                 links to the newest, and to the one of the lowest hold-out loss
 
+`pretrained_model` is what one uses: the moving average where there is one, adapters merged into the weights.
 `policy_preprocessor.json` names the tokenizer `tokenizer`, relative to `pretrained_model`, so that the
 folder can be moved; `load_processors` resolves it, and lerobot's own loader takes the folder as
 `preprocessor_overrides={"tokenizer_processor": {"tokenizer_name": <folder>/tokenizer}}`.
@@ -12,25 +16,26 @@ folder can be moved; `load_processors` resolves it, and lerobot's own loader tak
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stack.devices import Device
 from stack.errors import BadRequest
-from stack.files import read_json, sha256_file, tree_files, whole_folder, write_json
+from stack.files import read_json, sha256_file, tree_files
 from stack.manifests.run import ToyDims
 from stack.train import lines
+from stack.train.average import Average
 from stack.train.identity import IDENTITY, TOKENIZER, check_identity, check_line_and_dims, data_facts
 from stack.train.job import WEIGHTS_FILE, Job
 from stack.train.policy import TOKENIZER_STEP, Processors
+from stack.train.trainable import Trainable
+from stack.train.weights import load_weights
 
 MODEL, STATE = "pretrained_model", "training_state"
 LAST = "last"
-LOSSES = "losses.json"
+LOSSES, TRAINED, AVERAGE = "losses.json", "trained.safetensors", "average.safetensors"
 
 
 @dataclass(frozen=True)
@@ -39,51 +44,22 @@ class Progress:
 
     Attributes:
         step: steps done.
-        losses: one a step, from the first.
+        losses: one a step, from the first; None for a step that was skipped.
     """
 
     step: int
-    losses: tuple[float, ...]
-
-
-def save(
-    job: Job,
-    step: int,
-    policy: Any,
-    optimizer: Any,
-    scheduler: Any,
-    processors: Processors,
-    rng_states: Sequence[Mapping[str, Any]],
-    losses: Sequence[float],
-    stamp: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Write one checkpoint beside its place and rename it; returns its step, path, bytes and sha256.
-
-    Called on the first rank only; `rng_states` holds every rank's.
-    """
-    import torch
-
-    digits = max(6, len(str(job.run.train.steps)))
-    target = job.checkpoints / f"{step:0{digits}d}"
-    with whole_folder(target, replace=True) as folder:
-        _save_with_lerobot(folder, job, step, policy, optimizer, scheduler, processors)
-        shutil.copytree(job.tokenizer, folder / MODEL / TOKENIZER)
-        write_json(folder / MODEL / IDENTITY, {**stamp, "step": step})
-        for rank, state in enumerate(rng_states):
-            torch.save(dict(state), folder / STATE / f"rng-{rank}.pt")
-        write_json(folder / STATE / LOSSES, {"losses": list(losses)})
-    _point_last_at(target)
-    _prune(job.checkpoints, job.run.train.keep_checkpoints)
-    return {
-        "step": step,
-        "path": target.relative_to(job.out).as_posix(),
-        "bytes": sum(file.stat().st_size for file in tree_files(target)),
-        "sha256": sha256_file(target / MODEL / WEIGHTS_FILE),
-    }
+    losses: tuple[float | None, ...]
 
 
 def load(
-    folder: Path, job: Job, policy: Any, optimizer: Any, scheduler: Any, device: Device, rank: int
+    folder: Path,
+    job: Job,
+    trainable: Trainable,
+    average: Average | None,
+    optimizer: Any,
+    scheduler: Any,
+    device: Device,
+    rank: int,
 ) -> Progress:
     """Restore everything that the next step depends on.
 
@@ -91,11 +67,16 @@ def load(
         BadRequest: the checkpoint is of another line, of other dimensions, of another run, or not whole.
     """
     import torch
+    from safetensors.torch import load_file
 
-    from stack.train.weights import load_weights
-
-    check_identity(folder / MODEL, job.run, data_facts(job.dataset))
-    load_weights(policy, folder / MODEL)
+    stamp = check_identity(folder / MODEL, job.run, data_facts(job.dataset))
+    _check_whole(folder, stamp, trainable)
+    if (folder / STATE / TRAINED).is_file():
+        trainable.load_raw(load_file(folder / STATE / TRAINED), folder / STATE / TRAINED)
+    else:
+        load_weights(trainable.policy, folder / MODEL)
+    if average is not None:
+        average.load(load_file(folder / STATE / AVERAGE))
     # lerobot restores the first rank's generators on the way; the own ones of this rank are set after it.
     step, _, _ = lines.checkpoint_functions().load_training_state(folder, optimizer, scheduler)
     file = folder / STATE / f"rng-{rank}.pt"
@@ -114,20 +95,47 @@ def load(
     return Progress(step, tuple(losses))
 
 
-def last(checkpoints: Path) -> Path | None:
-    """The newest whole checkpoint, or None. The link is a convenience; the folders are what counts."""
-    found = sorted(
+def _check_whole(folder: Path, stamp: Mapping[str, Any], trainable: Trainable) -> None:
+    """The weights file is the one that was written, and what is frozen is what was frozen then."""
+    file = folder / MODEL / WEIGHTS_FILE
+    if "trainable" not in stamp or "weights_sha256" not in stamp:
+        raise BadRequest(
+            "checkpoint-older",
+            "the checkpoint is of an older release, which did not record what it trained",
+            where=str(folder),
+            do="finish that training with the release it was started with, or start anew",
+        )
+    if not file.is_file() or sha256_file(file) != stamp["weights_sha256"]:
+        raise BadRequest(
+            "checkpoint-weights-changed",
+            "the checkpoint's weights are not the ones that were written with it",
+            where=str(file),
+            do="remove this checkpoint's folder; the resume takes the one before it",
+        )
+    was, now = stamp["trainable"]["frozen_sha256"], trainable.frozen_sha256
+    if was != now:
+        raise BadRequest(
+            "checkpoint-frozen-differ",
+            f"the tensors that are not trained are not those of the start: {now[:12]} against {was[:12]}",
+            where=str(folder),
+            do="resume with the weights that the training was started with",
+        )
+
+
+def folders(checkpoints: Path) -> list[Path]:
+    """The whole checkpoints that are there, oldest first. The links are a convenience; these count."""
+    return sorted(
         (p for p in checkpoints.glob("[0-9]*") if (p / MODEL / IDENTITY).is_file()), key=lambda p: int(p.name)
     )
-    return found[-1] if found else None
+
+
+def last(checkpoints: Path) -> Path | None:
+    """The newest whole checkpoint, or None."""
+    return next(reversed(folders(checkpoints)), None)
 
 
 def listing(job: Job) -> list[dict[str, Any]]:
     """Step, path, bytes and sha256 of every checkpoint that is there, oldest first."""
-    folders = sorted(
-        (p for p in job.checkpoints.glob("[0-9]*") if (p / MODEL / IDENTITY).is_file()),
-        key=lambda p: int(p.name),
-    )
     return [
         {
             "step": int(folder.name),
@@ -135,7 +143,7 @@ def listing(job: Job) -> list[dict[str, Any]]:
             "bytes": sum(file.stat().st_size for file in tree_files(folder)),
             "sha256": sha256_file(folder / MODEL / WEIGHTS_FILE),
         }
-        for folder in folders
+        for folder in folders(job.checkpoints)
     ]
 
 
@@ -173,58 +181,3 @@ def load_processors(config: Any, folder: Path) -> Processors:
         config, pretrained_path=str(folder), preprocessor_overrides=overrides
     )
     return Processors(before, after)
-
-
-def _save_with_lerobot(
-    folder: Path, job: Job, step: int, policy: Any, optimizer: Any, scheduler: Any, processors: Processors
-) -> None:
-    from lerobot.configs.default import DatasetConfig
-    from lerobot.configs.train import TrainPipelineConfig
-
-    train, config = job.run.train, policy.config
-    device, name = config.device, processors.tokenizer_step.tokenizer_name
-    # Neither an accelerator that lerobot does not know nor a folder of this machine belongs into the files.
-    config.device = "cpu"
-    processors.tokenizer_step.tokenizer_name = TOKENIZER
-    try:
-        settings = TrainPipelineConfig(
-            dataset=DatasetConfig(
-                repo_id=f"local/{job.dataset.name}", root=str(job.dataset), video_backend="pyav"
-            ),
-            policy=config,
-            output_dir=job.out,
-            seed=train.seed,
-            num_workers=train.workers,
-            batch_size=train.batch_per_device,
-            steps=train.steps,
-            log_freq=train.log_every,
-            save_freq=train.save_every,
-            optimizer=config.get_optimizer_preset(),
-            scheduler=config.get_scheduler_preset(),
-        )
-        lines.save_checkpoint(
-            folder,
-            world_size=job.run.device.count,
-            batch_per_device=train.batch_per_device,
-            step=step,
-            cfg=settings,
-            policy=policy,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            preprocessor=processors.before,
-            postprocessor=processors.after,
-        )
-    finally:
-        config.device, processors.tokenizer_step.tokenizer_name = device, name
-
-
-def _point_last_at(target: Path) -> None:
-    link = target.parent / f".{LAST}-{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(target.name)
-    os.replace(link, target.parent / LAST)
-
-
-def _prune(checkpoints: Path, keep: int) -> None:
-    for folder in sorted(checkpoints.glob("[0-9]*"), key=lambda p: int(p.name))[:-keep]:
-        shutil.rmtree(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,22 +16,40 @@ from types import FrameType
 from typing import Any
 
 import stack
+from stack.devices.memory import is_out_of_memory, kernel_kills
+from stack.tracking.liveness import this_process
 from stack.train.offline import OFFLINE_ENV
 
 POLL_S = 0.1
 GRACE_S = 20.0
-TAIL_BYTES = 4000
+TAIL_BYTES = 8000
+LAUNCHER_ENV = "STACK_LAUNCHER"  # who started a child, so that one that has lost it can be told
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: its return code (negative: the signal), whether we ended it, its last words."""
+    """How a child ended: its return code (negative: the signal), whether we ended it, its last words.
+
+    `kernel_kills`: processes that the kernel ended for memory meanwhile; None: it does not tell.
+    """
 
     returncode: int
     is_timeout: bool
     is_signalled: bool
     seconds: float
     tail: str
+    kernel_kills: int | None = None
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return is_out_of_memory(self.returncode, self.tail, kernel_kills=self.kernel_kills)
+
+    @property
+    def how(self) -> str:
+        """The end in words."""
+        if self.returncode >= 0:
+            return f"return code {self.returncode}"
+        return signal_words(-self.returncode)
 
 
 def python_module(module: str, arguments: Sequence[str], ranks: int) -> list[str]:
@@ -50,6 +69,7 @@ def environment(home: Path, *, is_cpu: bool, ranks: int) -> dict[str, str]:
         "HF_HOME": str(home),
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
+        LAUNCHER_ENV: json.dumps(this_process()),
     }
     if is_cpu:
         own["OMP_NUM_THREADS"] = "1"
@@ -74,7 +94,7 @@ def run_child(
         output: gets the child's stdout and stderr.
         on_poll: called ten times a second while the child runs, and once after its end.
     """
-    started = time.monotonic()
+    started, kills = time.monotonic(), kernel_kills()
     signalled: list[int] = []
     is_timeout = False
     with output.open("ab") as sink:
@@ -103,7 +123,23 @@ def run_child(
     with output.open("rb") as words:
         words.seek(max(begin, output.stat().st_size - TAIL_BYTES))
         tail = words.read().decode(errors="replace")
-    return Ended(child.returncode, is_timeout, bool(signalled), time.monotonic() - started, tail)
+    now = kernel_kills()
+    return Ended(
+        returncode=child.returncode,
+        is_timeout=is_timeout,
+        is_signalled=bool(signalled),
+        seconds=time.monotonic() - started,
+        tail=tail,
+        kernel_kills=None if kills is None or now is None else now - kills,
+    )
+
+
+def signal_words(number: int) -> str:
+    """A signal as people know it."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
 
 
 def last_line(tail: str) -> str:

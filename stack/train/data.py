@@ -7,15 +7,20 @@ ranks are disjoint, an epoch is complete, and a resumed run goes on where it sto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import bisect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stack.errors import StackError, WorkFailed
 from stack.manifests.run import Train
 from stack.train import lines
+from stack.train.frames import FrameReader
 from stack.train.policy import ACTION, STATE
 
+PREFETCH = 4  # batches that each worker has ready: one slow video does not show
 PLACE_KEYS = ("index", "episode_index", "frame_index")
 
 
@@ -23,6 +28,8 @@ def open_dataset(root: Path, horizon: int) -> Any:
     """lerobot's reader on a local folder; each sample has `horizon` actions from its own frame on."""
     lines.modeling()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset, LeRobotDatasetMetadata
+
+    lines.install_decoder(FrameReader())
 
     repo_id = f"local/{root.name}"
     fps = LeRobotDatasetMetadata(repo_id, root=root).fps
@@ -43,6 +50,7 @@ class Order:
         batch: frames of one batch on one device.
         world, rank: devices, and which of them this is.
         accumulation: batches of a step on one device.
+        chosen: the dataset's indices of these frames, int64 (frames,); None: all of a dataset.
     """
 
     frames: int
@@ -51,6 +59,7 @@ class Order:
     world: int = 1
     rank: int = 0
     accumulation: int = 1
+    chosen: Any = None
 
     @property
     def global_batch(self) -> int:
@@ -65,17 +74,33 @@ class Order:
 
         return numpy.random.RandomState([self.seed % 2**32, epoch]).permutation(self.frames)
 
+    def block(self, step: int, micro: int) -> int:
+        """The number of a batch in the stream that all ranks share: this rank's `micro`-th of a step."""
+        return (step * self.accumulation + micro) * self.world + self.rank
+
+    def noise_seed(self, step: int, micro: int) -> int:
+        """What the noise of that batch is drawn from.
+
+        A function of the seed and of the batch's frames, like the order itself: neither the number of ranks,
+        nor a resume, nor an evaluation in between changes it.
+        """
+        import numpy
+
+        sequence = numpy.random.SeedSequence([self.seed % 2**32, self.block(step, micro)])
+        return int(sequence.generate_state(1, numpy.uint64)[0] >> 1)
+
     def batches(self, first_step: int, last_step: int) -> Iterator[list[int]]:
         """This rank's batches for steps `first_step` (0-based) to `last_step`, half-open: dataset indices."""
         epoch, order = -1, None
         for micro in range(first_step * self.accumulation, last_step * self.accumulation):
-            start = (micro * self.world + self.rank) * self.batch
+            start = self.block(0, micro) * self.batch
             indices = []
             for position in range(start, start + self.batch):
                 if position // self.frames != epoch or order is None:
                     epoch = position // self.frames
                     order = self.permutation(epoch)
-                indices.append(int(order[position % self.frames]))
+                frame = int(order[position % self.frames])
+                indices.append(frame if self.chosen is None else int(self.chosen[frame]))
             yield indices
 
 
@@ -96,20 +121,107 @@ class Batch:
 
 @dataclass(frozen=True)
 class Collate:
-    """Makes samples into a `Batch`; runs in the loader's workers, off the device's path."""
+    """Makes samples into a `Batch`; runs in the loader's workers, off the device's path.
+
+    Attributes:
+        before: lerobot's pipeline: normalise, prompt, tokenise.
+        size: (height, width) that the policy takes; pictures are brought to it by the policy's own
+            rule, which then has nothing left to do.
+    """
 
     before: Any
     cameras: Sequence[str]
+    size: tuple[int, int]
 
-    def __call__(self, samples: list[Mapping[str, Any]]) -> Batch:
+    def __call__(self, samples: list[Any]) -> Batch | Unreadable:
         from torch.utils.data import default_collate
 
+        for sample in samples:
+            if isinstance(sample, Unreadable):
+                return sample
         batch = default_collate(samples)
         for camera in self.cameras:
-            batch[camera] = lines.as_unit_floats(batch[camera])
+            batch[camera] = lines.resize(lines.as_unit_floats(batch[camera]), self.size)
         places = {key: batch[key] for key in PLACE_KEYS}
         raw = {key: batch[key].clone() for key in (STATE, ACTION)}
         return Batch(self.before(batch), places, raw)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A sample that could not be read; it travels in place of a batch, for an error loses itself on the way
+    out of a worker.
+    """
+
+    index: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dataset whose errors come out as `Unreadable`."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            words = str(error).strip().splitlines() or [""]
+            place = f" ({error.where})" if isinstance(error, StackError) and error.where else ""
+            return Unreadable(index, f"{type(error).__name__}: {words[0]}{place}")
+
+
+def next_batch(batches: Iterator[Any], dataset: Any) -> Batch:
+    """The loader's next batch.
+
+    Raises:
+        WorkFailed: a sample cannot be read.
+    """
+    batch = next(batches)
+    if isinstance(batch, Unreadable):
+        raise WorkFailed(
+            "sample-unreadable",
+            f"{_place(dataset, batch.index)} cannot be read: {batch.why}",
+            where=str(dataset.root),
+            do="run 'stack audit --deep' on the dataset, and prepare it anew without that episode",
+        )
+    assert isinstance(batch, Batch)
+    return batch
+
+
+@contextmanager
+def told_of_dead_workers() -> Iterator[None]:
+    """Turn torch's error for a loader's dead worker into ours.
+
+    torch raises it out of a signal handler: wherever the training happens to be.
+
+    Raises:
+        WorkFailed: a loader's worker has died.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        words = str(error).strip().splitlines()[0]
+        is_bus_error = "Bus error" in str(error)
+        raise WorkFailed(
+            "loader-worker-died",
+            f"a loader's worker has died: {words}",
+            do="give the container more shared memory (--shm-size), or lower train.workers"
+            if is_bus_error
+            else "go on with --resume; if it was killed for memory, lower train.workers",
+        ) from error
+
+
+def _place(dataset: Any, index: int) -> str:
+    starts = [int(start) for start in dataset.meta.episodes["dataset_from_index"]]
+    episode = max(0, bisect.bisect_right(starts, index) - 1)
+    return f"episode {episode} frame {index - starts[episode]} (row {index})"
 
 
 class _Schedule:
@@ -136,12 +248,12 @@ def loader(
     generator = torch.Generator().manual_seed(order.seed)
     workers = train.workers
     return torch.utils.data.DataLoader(
-        dataset,
+        Samples(dataset),
         batch_sampler=_Schedule(order, first_step, last_step),
         collate_fn=collate,
         num_workers=workers,
         generator=generator,
-        prefetch_factor=2 if workers else None,
+        prefetch_factor=PREFETCH if workers else None,
         worker_init_fn=_one_thread if workers else None,
     )
 

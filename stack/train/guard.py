@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ RANGE_LIMIT = 10.0
 # which is at most 2 while actions are within +-1. It stands in for the median before there is one.
 FIRST_MEDIAN = 2.0
 CULPRITS_SHOWN = 8
+MOVED_FRAC = 0.95  # a loss that has moved is below this share of its start
 
 
 @dataclass(frozen=True)
@@ -52,30 +54,44 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Trip:
-    """Why the guard stopped."""
+    """Why the guard stopped, or would have."""
 
-    outcome: Literal["nonfinite", "exploded"]
+    outcome: Literal["nonfinite", "exploded", "stalled", "lagging"]
     step: int
     message: str
 
 
 class Guard:
-    """Watches losses and gradient norms, one step after the other.
+    """Watches losses, gradient norms and ranks, one step after the other.
 
     Args:
-        factor: stop when a loss exceeds this many times the median of all losses before it.
-        losses: losses of the steps before, where a run is resumed.
+        factor: trip when a loss exceeds this many times the median of all losses before it.
+        losses: losses of the steps before, where a run is resumed; None for a step that was skipped.
+        stall_steps: trip when the loss has not fallen over the first so many steps; None: never.
+        lag_factor, lag_steps: trip when one rank needs this many times the median of all, so long on end.
     """
 
-    def __init__(self, factor: float, losses: Sequence[float] = ()) -> None:
-        self.factor = factor
-        self._losses = list(losses)
+    def __init__(
+        self,
+        factor: float,
+        losses: Sequence[float | None] = (),
+        *,
+        stall_steps: int | None = None,
+        lag_factor: float = math.inf,
+        lag_steps: int = 1,
+    ) -> None:
+        self.factor, self.stall_steps = factor, stall_steps
+        self.lag_factor, self.lag_steps = lag_factor, lag_steps
+        # Sorted, so that a median over tens of thousands of steps costs a look-up and not a sort.
+        self._sorted = sorted(loss for loss in losses if loss is not None)
+        self._losses = [loss for loss in losses if loss is not None]
+        self._lagging: dict[int, int] = {}
 
     def loss(self, step: int, loss: float) -> Trip | None:
         """Judge a step's loss before it changes the weights; a good one joins the history."""
         if not math.isfinite(loss):
             return Trip("nonfinite", step, f"the loss of step {step} is {loss}")
-        median = statistics.median(self._losses) if self._losses else FIRST_MEDIAN
+        median = self._median()
         if loss > self.factor * median:
             known = (
                 f"the median of the {len(self._losses)} steps before"
@@ -89,12 +105,52 @@ class Guard:
                 f"the limit is {self.factor:g} times",
             )
         self._losses.append(loss)
-        return None
+        bisect.insort(self._sorted, loss)
+        return self._stall(step)
 
     def gradient(self, step: int, norm: float) -> Trip | None:
         if math.isfinite(norm):
             return None
         return Trip("nonfinite", step, f"the gradient norm of step {step} is {norm}")
+
+    def ranks(self, step: int, busy_s: Sequence[float]) -> Trip | None:
+        """Judge how long each rank took for its own part of a step."""
+        if len(busy_s) < 2:
+            return None
+        for rank, taken_s in enumerate(busy_s):
+            others_s = statistics.median([*busy_s[:rank], *busy_s[rank + 1 :]])
+            is_slow = taken_s > self.lag_factor * others_s
+            self._lagging[rank] = self._lagging.get(rank, 0) + 1 if is_slow else 0
+            if self._lagging[rank] >= self.lag_steps:
+                return Trip(
+                    "lagging",
+                    step,
+                    f"rank {rank} needed {taken_s:.3g} s for its part of step {step}, the others "
+                    f"{others_s:.3g} s, and was {self.lag_factor:g} times slower for {self.lag_steps} steps "
+                    "on end; all ranks wait for it: look at that device and at the disk it reads from",
+                )
+        return None
+
+    def _median(self) -> float:
+        if not self._sorted:
+            return FIRST_MEDIAN
+        half = len(self._sorted) // 2
+        return self._sorted[half] if len(self._sorted) % 2 else sum(self._sorted[half - 1 : half + 1]) / 2
+
+    def _stall(self, step: int) -> Trip | None:
+        if self.stall_steps is None or len(self._losses) != self.stall_steps:
+            return None
+        part = self.stall_steps // 5
+        first, last = statistics.fmean(self._losses[:part]), statistics.fmean(self._losses[-part:])
+        if last <= MOVED_FRAC * first:
+            return None
+        return Trip(
+            "stalled",
+            step,
+            f"the loss does not move: its mean was {first:.4g} over the first {part} steps and is {last:.4g} "
+            f"over the last {part} of {self.stall_steps}; look at the learning rate, at what is trained, and "
+            "at master_weights with bfloat16",
+        )
 
 
 def find_culprits(
@@ -152,6 +208,7 @@ def _frames_ahead(batch: Any, sample: int, offset: int) -> int:
 
 
 def _share(losses: Sequence[float] | None, channel: int) -> float | None:
+    losses = None if losses is None else [float(loss) for loss in losses]
     if losses is None or not math.isfinite(total := sum(losses)) or total <= 0:
         return None
     return losses[channel] / total

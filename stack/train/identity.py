@@ -33,6 +33,13 @@ def identity(job: Job, proofs: Mapping[str, Any]) -> dict[str, Any]:
             "learning_rate": run.train.learning_rate,
             "warmup_steps": run.train.warmup_steps,
             "steps": run.train.steps,
+            "padded_actions": run.train.padded_actions,
+            "trains": run.train.trains,
+            "freeze_vision": run.train.freeze_vision,
+            "lora": run.train.lora.model_dump(mode="json") if run.train.lora else None,
+            "master_weights": run.train.master_weights,
+            "ema_decay": run.train.ema_decay,
+            "holdout": run.train.holdout.model_dump(mode="json") if run.train.holdout else None,
             "devices": run.device.count,
         },
         "data": data_facts(job.dataset),
@@ -54,14 +61,16 @@ def data_facts(root: Path) -> dict[str, Any]:
     }
 
 
-def check_identity(folder: Path, run: RunManifest, data: Mapping[str, Any]) -> None:
+def check_identity(folder: Path, run: RunManifest, data: Mapping[str, Any]) -> dict[str, Any]:
     """Refuse a checkpoint (its `pretrained_model` folder) that this run would not continue as it was.
+
+    Returns what the checkpoint says of itself.
 
     Raises:
         BadRequest: line, toy dimensions, policy, training settings or data differ; both values are named.
     """
     file = folder / IDENTITY
-    stamp = read_json(file, what="checkpoint's identity")
+    stamp: dict[str, Any] = read_json(file, what="checkpoint's identity")
     check_line_and_dims(stamp, lines.detect_line(), run.policy.toy, file)
     # Random tensors matter only before the first step; where the mirror stands does not matter at all.
     ours = {**run.policy.model_dump(mode="json"), **_train_settings(run), **_prefixed(data)}
@@ -74,6 +83,7 @@ def check_identity(folder: Path, run: RunManifest, data: Mapping[str, Any]) -> N
                 where=str(file),
                 do="resume with the manifest it was started with, or start anew in another folder",
             )
+    return stamp
 
 
 def check_line_and_dims(stamp: Mapping[str, Any], line: str, toy: ToyDims | None, file: Path) -> None:

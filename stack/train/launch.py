@@ -6,15 +6,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from stack.devices import device_count, is_out_of_memory
-from stack.errors import BadRequest, Exit, NotAble, StackError
-from stack.files import read_json, write_json
+from stack.devices import device_count
+from stack.errors import BadRequest, NotAble, StackError
+from stack.files import write_json
 from stack.manifests.load import Loaded
 from stack.manifests.models import ModelsManifest
 from stack.manifests.run import RunManifest
 from stack.tracking import names
-from stack.train import lines
-from stack.train.child import Ended, environment, last_line, python_module, run_child
+from stack.train import lines, preflight
+from stack.train.child import Ended, environment, python_module, run_child
+from stack.train.failure import FAILURES, judge
 from stack.train.job import Job, make_job
 from stack.train.record import Recorder, close_journal, open_journal
 from stack.train.result import RESULT, TrainResult
@@ -33,6 +34,7 @@ def train(
     out: Path,
     resume: bool = False,
     parent: str | None = None,
+    record_provenance: Callable[[Path], None] = lambda _: None,
     log: Callable[[str], None] = print,
 ) -> TrainResult:
     """Train what `loaded` asks for, and judge nothing: the result says what happened.
@@ -43,20 +45,23 @@ def train(
         out: the run's folder: journal, checkpoints, result, the trainer's own output.
         resume: continue from the newest checkpoint in `out`; without one, start.
         parent: run_id of the journal that this one is nested under.
+        record_provenance: called with `out` once nothing refuses the run; fills its `provenance/`.
         log: gets progress lines.
 
     Raises:
         BadRequest: data, models or manifest are not right; `out` holds a training and `resume` is not set.
-        NotAble: lerobot, the device or that many devices are not there.
+        NotAble: lerobot, the device or that many devices are not there; or what `preflight` finds.
     """
     run = loaded.manifest
     job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out, is_resume=resume)
     lines.detect_line()
     _check_devices(run)
     _clear(job, resume)
+    preflight.check(job, log)
+    record_provenance(job.out)
     job.write(job.out / JOB)
     journal = open_journal(loaded, job, parent)
-    recorder = Recorder(job.events, journal, run.train.steps, log)
+    recorder = Recorder(job, journal, log)
     ranks = run.device.count
     try:
         ended = run_child(
@@ -65,6 +70,7 @@ def train(
             output=job.out / OUTPUT,
             on_poll=recorder.poll,
         )
+        recorder.close()
         result = _read_result(job, ended)
     except StackError as error:
         journal.event("error", id=error.id, what=error.what, where=error.where)
@@ -97,30 +103,13 @@ def _clear(job: Job, resume: bool) -> None:
     job.out.mkdir(parents=True, exist_ok=True)
     for stale in (job.out / RESULT, job.events, job.outside):
         stale.unlink(missing_ok=True)
+    shutil.rmtree(job.out / FAILURES, ignore_errors=True)
 
 
 def _read_result(job: Job, ended: Ended) -> TrainResult:
-    """The child's own account; where it left none, what can be said about its end."""
-    file = job.out / RESULT
-    if file.exists():
-        raw = read_json(file, what="training's result")
-        if "error" in raw:
-            error = raw["error"]
-            raise StackError(
-                error["id"], error["what"], where=error["where"], do=error["do"], exit=Exit(error["exit"])
-            )
+    """The first rank's own account; where it left none, what can be said about the training's end."""
+    if (job.out / RESULT).exists():
         return TrainResult.read(job.out)
-    if ended.is_signalled:
-        result = TrainResult("stopped", "stopped before its first step; nothing was saved")
-    elif is_out_of_memory(ended.returncode, ended.tail):
-        result = TrainResult("oom", f"the trainer ran out of memory ({_how(ended)}): {last_line(ended.tail)}")
-    else:
-        result = TrainResult(
-            "crashed", f"the trainer ended without a result ({_how(ended)}): {last_line(ended.tail)}"
-        )
-    write_json(file, result.to_json())
+    result = judge(job.out, ended, job.run.device.count)
+    write_json(job.out / RESULT, result.to_json())
     return result
-
-
-def _how(ended: Ended) -> str:
-    return f"signal {-ended.returncode}" if ended.returncode < 0 else f"return code {ended.returncode}"

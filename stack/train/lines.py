@@ -27,7 +27,16 @@ from stack.errors import NotAble
 Line = Literal["production", "current"]
 MODELING = "lerobot.policies.pi05.modeling_pi05"
 PROCESSOR = "lerobot.policies.pi05.processor_pi05"
-PACKAGES = ("torch", "torchvision", "lerobot", "transformers", "tokenizers", "safetensors", "torch_npu")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "lerobot",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "peft",
+    "torch_npu",
+)
 
 
 def line_of(lerobot_version: str) -> Line:
@@ -112,6 +121,20 @@ def _import_policies(name: str) -> Any:
             sys.modules.pop("cv2", None)
 
 
+def adapters() -> Any:
+    """The peft package.
+
+    Raises:
+        NotAble: it is not installed.
+    """
+    try:
+        return importlib.import_module("peft")
+    except ModuleNotFoundError:
+        raise NotAble(
+            "peft-missing", "train.lora needs peft, which is not installed", do="run 'make setup'"
+        ) from None
+
+
 def checkpoint_functions() -> Any:
     """lerobot's module with `save_checkpoint` and `load_training_state`."""
     for name in ("lerobot.common.train_utils", "lerobot.utils.train_utils"):
@@ -130,8 +153,47 @@ def save_checkpoint(folder: Path, *, world_size: int, batch_per_device: int, **a
     save(folder, **arguments, **{name: value for name, value in extra.items() if name in known})
 
 
+def rng_state() -> dict[str, Any]:
+    """This process's generators, as lerobot's checkpoints hold them."""
+    state: dict[str, Any] = _random_module().serialize_rng_state()
+    return state
+
+
+def write_rng_state(state: dict[str, Any], folder: Path) -> None:
+    """Write a state taken earlier where lerobot's `load_training_state` looks for it."""
+    from lerobot.utils.constants import RNG_STATE
+    from safetensors.torch import save_file
+
+    save_file(state, folder / RNG_STATE)
+
+
+def _random_module() -> Any:
+    return importlib.import_module("lerobot.utils.random_utils")
+
+
 def as_unit_floats(picture: Any) -> Any:
     """A picture tensor as float32 in [0, 1], whichever of the two forms the reader gave it in."""
     import torch
 
     return picture.to(torch.float32) / 255 if picture.dtype == torch.uint8 else picture
+
+
+def install_decoder(decode: Any) -> None:
+    """Let lerobot's reader take its frames from `decode`, which has the arguments of its own function."""
+    for name in ("lerobot.datasets.dataset_reader", "lerobot.datasets.lerobot_dataset"):
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "decode_video_frames"):
+            setattr(module, "decode_video_frames", decode)  # noqa: B010
+            return
+    raise NotAble("lerobot-incomplete", "lerobot's reader of videos is not there", do="run 'make setup'")
+
+
+def resize(pictures: Any, size: tuple[int, int]) -> Any:
+    """Pictures (B, 3, H, W) at `size`, exactly as the policy itself would bring them to it."""
+    if tuple(pictures.shape[-2:]) == tuple(size):
+        return pictures
+    channels_last = pictures.permute(0, 2, 3, 1)
+    return modeling().resize_with_pad_torch(channels_last, *size).permute(0, 3, 1, 2)

@@ -78,7 +78,9 @@ def make_config(policy: PolicyManifest, train: Train) -> Any:
     return PI05Config(
         device="cpu",
         push_to_hub=False,
-        dtype=policy.dtype,
+        # Master weights are the policy's own float32 parameters; the step computes in bfloat16 over them.
+        dtype="float32" if train.master_weights else policy.dtype,
+        gradient_checkpointing=train.gradient_checkpointing,
         chunk_size=policy.action_horizon,
         n_action_steps=policy.action_horizon,
         max_state_dim=policy.max_state_dim,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from stack.devices import Device
 from stack.errors import NotAble
+
+# A rank that dies is seen at once, by its launcher and by closed connections; this ends what is left: a rank
+# that hangs. A checkpoint or an evaluation of one rank that the others wait for takes less.
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,9 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
+    talk: Any = (
+        None  # a process group on the hosts' own network, for words and numbers; None: the default one
+    )
 
     def wrap(self, policy: Any, device: Device) -> Any:
         """The policy for the forward pass: as it is, or replicated with averaged gradients.
@@ -30,13 +38,6 @@ class Ranks:
         ids = None if device.kind == "cpu" else [device.index]
         return DistributedDataParallel(policy, device_ids=ids, find_unused_parameters=True)
 
-    def mean(self, value: float) -> float:
-        """The mean over all ranks, equal on all; not finite where one is not."""
-        return float(sum(self.gather(value))) / self.world
-
-    def any(self, value: bool) -> bool:
-        return any(self.gather(value))
-
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
         if self.world == 1:
@@ -44,7 +45,7 @@ class Ranks:
         import torch.distributed
 
         values: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(values, value)
+        torch.distributed.all_gather_object(values, value, group=self.talk)
         return values
 
     def barrier(self) -> None:
@@ -81,5 +82,12 @@ def join(device: Device, expected: int) -> Ranks:
         return Ranks()
     import torch.distributed
 
-    torch.distributed.init_process_group(device.collective)
-    return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    torch.distributed.init_process_group(device.collective, timeout=COLLECTIVE_TIMEOUT)
+    found = torch.distributed.get_world_size()
+    if found != expected:
+        raise NotAble(
+            "world-size-differs", f"{found} processes have met, and device.count asks for {expected}"
+        )
+    # What ranks tell each other each step must not go over the device, which would have to stop for it.
+    talk = None if device.kind == "cpu" else torch.distributed.new_group(backend="gloo")
+    return Ranks(torch.distributed.get_rank(), found, talk)

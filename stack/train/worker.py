@@ -19,10 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stack.devices import Device, is_out_of_memory, open_device
+from stack.devices import Device, open_device
 from stack.errors import Exit, StackError
 from stack.files import write_json
+from stack.tracking.liveness import lives
 from stack.train import offline
+from stack.train.child import LAUNCHER_ENV
+from stack.train.failure import record_failure
 from stack.train.job import Job
 from stack.train.result import RESULT, Outcome, TrainResult, fifths
 
@@ -30,11 +33,15 @@ WARMUP_STEPS = 2
 
 
 class Stop:
-    """Set by SIGTERM and SIGINT, or when the parent is gone: finish the step, save, leave."""
+    """Set by SIGTERM and SIGINT, or when whoever started it is gone: finish the step, save, leave.
+
+    Under the elastic launcher the parent is that launcher, which would go on without ours.
+    """
 
     def __init__(self) -> None:
         self._asked = False
         self._parent = os.getppid()
+        self._launcher = json.loads(os.environ.get(LAUNCHER_ENV, "null"))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 
@@ -42,7 +49,12 @@ class Stop:
         self._asked = True
 
     def __call__(self) -> bool:
-        return self._asked or os.getppid() != self._parent
+        return self._asked or os.getppid() != self._parent or self._has_lost_launcher()
+
+    def _has_lost_launcher(self) -> bool:
+        if self._launcher is None:
+            return False
+        return not lives(self._launcher, last_written_ms=int(time.time() * 1000))
 
 
 def emitter(path: Path, is_first_rank: bool) -> Callable[..., None]:
@@ -65,35 +77,26 @@ def main(job_file: Path) -> int:
     job = Job.read(job_file)
     offline.install_guard(job.outside, allow=filter(None, [os.environ.get("MASTER_ADDR")]))
     stop = Stop()
-    is_first = os.environ.get("RANK", "0") == "0"
+    rank = int(os.environ.get("RANK", "0"))
     try:
-        result = _train(job, stop, emitter(job.events, is_first))
-    except StackError as error:
-        traceback.print_exc()
-        return _end_with_error(job, error, is_first)
+        result = _train(job, stop, emitter(job.events, rank == 0))
     except Exception as error:
+        # First of all: the others fail next, and the earliest account is the one that counts.
+        record_failure(job.out, rank, error)
         traceback.print_exc()
-        result = TrainResult(
-            "oom" if is_out_of_memory(error) else "crashed", f"{type(error).__name__}: {error}"
-        )
+        return int(error.exit if isinstance(error, StackError) else Exit.WORK_FAILED)
     result = replace(result, outside_connections=tuple(offline.attempts(job.outside)))
-    if is_first or result.outcome in ("oom", "crashed"):
+    if rank == 0:
         write_json(job.out / RESULT, result.to_json())
     return int(result.exit)
-
-
-def _end_with_error(job: Job, error: StackError, is_first: bool) -> int:
-    if is_first:
-        fields = {"id": error.id, "what": error.what, "where": error.where, "do": error.do}
-        write_json(job.out / RESULT, {"error": {**fields, "exit": int(error.exit)}})
-    return int(error.exit)
 
 
 def _train(job: Job, stop: Stop, emit: Callable[..., None]) -> TrainResult:
     import torch
 
     from stack.train import ranks as ranks_module
-    from stack.train.loop import open_session, train_loop
+    from stack.train.loop import train_loop
+    from stack.train.session import open_session
 
     run = job.run
     if run.device.kind == "cpu":
@@ -118,7 +121,7 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
     if trip is not None:
         outcome = trip.outcome
     means = fifths(found.losses)
-    step_s = _median(found.steps_s)
+    step_s, wait_s = _median(found.steps_s), _median(found.data_waits_s)
     return TrainResult(
         outcome=outcome,
         message=found.message,
@@ -129,10 +132,15 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
         last_fifth=means[1] if means else None,
         last_to_first_fifth=means[1] / means[0] if means else None,
         final_loss=means[1] if means else None,
-        nonfinite=1 if outcome == "nonfinite" else 0,
+        nonfinite=sum(t.outcome == "nonfinite" for t in (*found.skipped, *filter(None, [trip]))),
+        skipped=tuple({"step": t.step, "outcome": t.outcome, "message": t.message} for t in found.skipped),
+        evaluations=tuple({"step": s, **e.to_json()} for s, e in sorted(found.evaluations.items())),
+        trainable=session.trainable.to_json(),
+        checkpoint_stop_s=_median(found.saves_s),
         step_s=step_s,
         samples_per_s=job.run.train.global_batch / step_s if step_s else None,
-        data_wait_s=_median(found.data_waits_s),
+        data_wait_s=wait_s,
+        data_wait_frac=wait_s / step_s if step_s and wait_s is not None else None,
         peak_memory_bytes=device.memory_peak_bytes(),
         weights=session.proofs.weights.to_json(),
         golden={"ok": True, "checked": session.proofs.golden_checked},
@@ -144,7 +152,8 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
         seed=job.run.train.seed,
         device={"kind": device.kind, "name": device.name},
         world=session.ranks.world,
-        checkpoints=tuple(checkpoint.listing(job)),
+        # The first rank alone: while it writes and removes them, no other may look.
+        checkpoints=tuple(checkpoint.listing(job)) if session.ranks.rank == 0 else (),
         culprits=tuple(culprit.to_json() for culprit in found.culprits),
     )
 

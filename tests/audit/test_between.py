@@ -161,6 +161,22 @@ def test_the_same_take_in_both(two: tuple[Path, Path]) -> None:
     assert fault.data["of"] == ["first", 1]
 
 
+@pytest.mark.parametrize("first", [0, 16])
+def test_the_same_take_rounded_and_cut(two: tuple[Path, Path], first: int) -> None:
+    """A copy that went through text with four decimals, without its first frames."""
+    table = pq.read_table(two[0] / "data/chunk-000/episode_000003.parquet").slice(first, 64)
+    other = two[1] / "data/chunk-000/episode_000002.parquet"
+    mine = pq.read_table(other)
+    for name in (STATE, "action"):
+        rows = [[round(v, 4) for v in row] for row in table.column(name).to_pylist()]
+        array = pa.array(rows, mine.schema.field(name).type)
+        mine = mine.set_column(mine.column_names.index(name), name, array)
+    pq.write_table(mine, other)
+    (fault,) = between(*two)
+    assert (fault.code, fault.where.file, fault.where.episode) == ("between-episode-duplicate", "second", 2)
+    assert (fault.data["of"], fault.data["lag_frames"], fault.data["frames"]) == (["first", 3], first, 64)
+
+
 def test_degrees_are_named(two: tuple[Path, Path]) -> None:
     scaled(STATE, range(6), 57.29578)(two[1])
     (fault,) = between(*two)

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from stack.audit import PolicyNeeds, audit
+from stack.audit import PolicyNeeds, audit, audit_several
 from stack.audit.deadline import TimeUp, deadline
 from stack.audit.kinds import OPENPI
-from stack.audit.schema import report_schema
+from stack.audit.schema import report_schema, several_schema
 from stack.errors import WorkFailed
 from stack.files import canonical_json
 
@@ -71,6 +71,27 @@ def test_the_schema_page_is_up_to_date(checkout: Path) -> None:
     assert (checkout / "docs/audit.schema.json").read_text(encoding="utf-8") == canonical_json(
         report_schema()
     )
+
+
+def test_the_schema_page_of_several_is_up_to_date(checkout: Path) -> None:
+    page = (checkout / "docs/audit_several.schema.json").read_text(encoding="utf-8")
+    assert page == canonical_json(several_schema())
+
+
+def test_reports_of_several_fit_their_schema(good: dict[str, Path], deliveries: Path) -> None:
+    for roots in (list(good.values()), sorted(deliveries.iterdir())):
+        several = audit_several(roots, policy=PolicyNeeds())
+        assert several.faults
+        report = json.loads(json.dumps(several.to_json(), allow_nan=False))
+        assert list(violations(report, several_schema())) == []
+        for spoil in (
+            lambda r: r["between"][0]["data"].update(merge="perhaps"),
+            lambda r: next(iter(r["datasets"].values())).pop("facts"),
+            lambda r: r.pop("between"),
+        ):
+            spoilt = copy.deepcopy(report)
+            spoil(spoilt)
+            assert list(violations(spoilt, several_schema())), spoil
 
 
 def test_reports_fit_the_schema(good: dict[str, Path], deliveries: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from stack.audit.text import render
 from stack.cli import cli
 from stack.faults import Fault, Place
 from stack.manifests import load_dataset_manifest
+from stack.prepare import prepare
 
 HEAD, HAND = "observation.images.head", "observation.images.hand"
 LENGTHS = (56, 64, 64, 80)
@@ -111,10 +112,42 @@ def test_a_joined_file_of_the_wrong_length_is_looked_at(
 def test_what_prepare_writes_anew_says_nothing_against_an_episode(copy_good: Callable[[str], Path]) -> None:
     root = copy_good("v2.1")
     change(data(root, 1), "timestamp", lambda v: v.__setitem__(slice(None), [t + 0.05 for t in v]))
-    change(data(root, 1), "frame_index", lambda v: v.__setitem__(3, 99))
+    change(data(root, 1), "index", lambda v: v.__setitem__(slice(None), [i + 7 for i in v]))
+    change(data(root, 2), "frame_index", lambda v: v.__setitem__(slice(None), [i + 1 for i in v]))
     report = audit(root)
     assert {f.code for f in report.faults if f.severity == "error"} >= {"timestamps-off", "index-gaps"}
     assert set(choices(report).values()) == {"use"}
+    manifest = root.parent / "m.yaml"
+    manifest.write_text(fragment([(report, root)], manifest))
+    assert prepare(load_dataset_manifest(manifest), out=root.parent / "out").episodes == 4
+
+
+def test_what_prepare_refuses_is_dropped(copy_good: Callable[[str], Path]) -> None:
+    """A jump may be a lost row, a file that cannot be read has none: the offered manifest leaves both out."""
+    root = copy_good("v2.1")
+    change(data(root, 1), "frame_index", lambda v: v.__setitem__(3, 99))
+    change(data(root, 2), "episode_index", lambda v: v.__setitem__(3, 3))
+    content = data(root, 0).read_bytes()
+    data(root, 0).write_bytes(content[: len(content) // 2])
+    report = audit(root)
+    assert choices(report) == {0: "drop", 1: "drop", 2: "drop", 3: "use"}
+    manifest = root.parent / "m.yaml"
+    manifest.write_text(fragment([(report, root)], manifest))
+    assert prepare(load_dataset_manifest(manifest), out=root.parent / "out").episodes == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_lost_row_file_of_several_episodes(damage: str, copy_good: Callable[[str], Path]) -> None:
+    """v3.0: what the file held is left out, and the rest is prepared."""
+    root = copy_good("v3.0")
+    file = root / "data/chunk-000/file-000.parquet"
+    content = file.read_bytes()
+    file.unlink() if damage == "gone" else file.write_bytes(content[: len(content) // 2])
+    report = audit(root)
+    assert choices(report) == {0: "drop", 1: "drop", 2: "use", 3: "use"}
+    manifest = root.parent / "m.yaml"
+    manifest.write_text(fragment([(report, root)], manifest))
+    assert prepare(load_dataset_manifest(manifest), out=root.parent / "out").episodes == 2
 
 
 def test_odd_widths_drop_few_episodes_but_not_most() -> None:

@@ -69,6 +69,11 @@ def one(report: AuditReport, code: str, feature: str | None = None) -> Fault:
     return fault
 
 
+def test_no_real_take_is_called_a_copy(real_datasets: Path) -> None:
+    for name in ("cr5_tcp_v21", "g1_inspire_v21", "gr00t_picknplace_v20"):
+        assert not of_real(real_datasets, name).of("episode-duplicate"), name
+
+
 def test_cr5_has_wall_clock_timestamps_and_nothing_else(real_datasets: Path) -> None:
     report = of_real(real_datasets, "cr5_tcp_v21")
     assert errors(report) == ["timestamps-off"]

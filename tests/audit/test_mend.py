@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,6 +95,15 @@ def plain_tasks(root: Path) -> None:
     pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
 
 
+def phantom() -> Change:
+    """A camera that info.json declares and nothing else speaks of."""
+
+    def change(info: Any) -> None:
+        info["features"]["observation.images.phantom"] = dict(info["features"][HAND])
+
+    return in_json(INFO, change)
+
+
 V21: dict[str, tuple[str, Change]] = {
     "totals": (
         "totals-lie",
@@ -125,6 +135,13 @@ V21: dict[str, tuple[str, Change]] = {
     "nested-stats": ("stats-nested", in_stats(lambda s: s["action"].update(mean=[s["action"]["mean"]]))),
     "flat-camera": ("stats-shape-mismatch", in_stats(lambda s: s[HAND].update(mean=[0.1, 0.1, 0.1]))),
     "no-stats": ("stats-missing", in_stats(lambda s: s.pop("action"))),
+    "phantom": ("camera-without-files", phantom()),
+    "dtype": ("dtype-differs", in_json(INFO, lambda i: i["features"]["action"].update(dtype="int64"))),
+    "shape": ("width-differs", in_json(INFO, lambda i: i["features"]["action"].update(shape=[7]))),
+    "shape-and-names": (
+        "width-differs",
+        in_json(INFO, lambda i: i["features"]["action"].update(shape=[7], names=list("abcdefg"))),
+    ),
     "wrong-stats": ("stats-differ", in_stats(lambda s: s["action"].update(max=[9.0] * 6))),
 }
 V30: dict[str, tuple[str, Change]] = {
@@ -143,6 +160,7 @@ V30: dict[str, tuple[str, Change]] = {
         in_column("data/chunk-000/file-000.parquet", "frame_index", replaced(60, 99)),
     ),
     "total": ("totals-lie", in_json(INFO, lambda i: i.update(total_episodes=5))),
+    "phantom": ("camera-without-files", phantom()),
 }
 CASES = [("v2.1", name) for name in V21] + [("v3.0", name) for name in V30]
 
@@ -190,6 +208,41 @@ def test_all_at_once(copy_good: Callable[[str], Path], tmp_path: Path) -> None:
     assert done.ok, done.text()
     assert "mended; " in done.text().splitlines()[-1]
     assert "NOT" not in done.text()
+
+
+def test_declarations_become_what_the_rows_hold(copy_good: Callable[[str], Path], tmp_path: Path) -> None:
+    source = copy_good("v2.1")
+    for name in ("phantom", "dtype", "shape-and-names"):
+        V21[name][1](source)
+    before = json.loads((source / INFO).read_text())["features"]
+    mend(source, tmp_path / "mended")
+    after = json.loads((tmp_path / "mended" / INFO).read_text())["features"]
+    assert set(before) - set(after) == {"observation.images.phantom"}
+    assert after["action"] == {"dtype": "float32", "shape": [6], "names": None}
+
+
+def test_a_camera_that_was_recorded_is_not_taken_out(
+    copy_good: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its statistics are there, so its files were lost: that is for a person to settle."""
+    source = copy_good("v2.1")
+    shutil.rmtree(source / "videos/chunk-000" / HAND)
+    done = mend(source, tmp_path / "mended")
+    assert not done.ok
+    assert HAND in json.loads((tmp_path / "mended" / INFO).read_text())["features"]
+    (left,) = [item for item in done.left if item.code == "camera-without-files"]
+    assert "recorded once" in left.why
+    assert "NOT mended" in done.text()
+
+
+def test_files_that_differ_in_type_are_left(copy_good: Callable[[str], Path], tmp_path: Path) -> None:
+    source = copy_good("v2.1")
+    whole = in_column(data(1), "action", lambda v: [[int(x) for x in r] for r in v], pa.list_(pa.int64()))
+    whole(source)
+    V21["dtype"][1](source)
+    done = mend(source, tmp_path / "mended", dry_run=True)
+    assert any(item.code == "dtype-differs" and "files differ" in item.why for item in done.left)
+    assert not any("dtype-differs" in step.codes for step in done.steps)
 
 
 def test_statistics_are_those_of_numpy(copy_good: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,176 +1,29 @@
 """The fast audit on the size of the story's job: 681 episodes, 305,425 frames, 3 cameras.
 
-Runs only where STACK_SPEED names a folder to keep the dataset in (0.5 GB, made once in minutes). The bar is
-60 s on two idle cores, so at most 120 s of processor time: that is judged, as other work on the machine
-stretches the clock but not the processor time. The memory bar is 1 GiB for all processes together.
+Runs only where STACK_SPEED names a folder to keep the dataset in (0.5 GB, made once in minutes); the bench
+measures the same (`python -m bench --only audit`). The bar is 60 s on two idle cores, so at most 120 s of
+processor time: that is judged, as other work on the machine stretches the clock but not the processor time.
+The memory bar is 1 GiB for all processes together.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from bench.audit_large import CAMERAS, FRAMES, large, measured
+
 FOLDER = os.environ.get("STACK_SPEED")
-FPS, EPISODES, FRAMES = 30, 681, 305_425
-WIDTHS = {"observation.state": 159, "action": 40}  # an export before slicing; 16 wide after
-CAMERAS = ("observation.images.head", "observation.images.hand_left", "observation.images.hand_right")
-INDEX = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 CPU_S, MEMORY_BYTES = 120, 1 << 30
-
-MEASURE = """
-import json, resource, sys, threading, time
-from pathlib import Path
-import psutil
-from stack.audit import PolicyNeeds, audit
-
-peak = 0
-def watch():
-    global peak
-    own = psutil.Process()
-    while True:
-        held = 0
-        for process in [own, *own.children(recursive=True)]:
-            try:
-                held += process.memory_info().rss
-            except psutil.Error:
-                pass
-        peak = max(peak, held)
-        time.sleep(0.2)
-
-if __name__ == "__main__":
-    threading.Thread(target=watch, daemon=True).start()
-    report = audit(Path(sys.argv[1]), policy=PolicyNeeds(max_state_dim=200, max_action_dim=64))
-    used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(json.dumps({
-        "ok": report.ok, "wall_s": report.seconds, "cpu_s": sum(u.ru_utime + u.ru_stime for u in used),
-        "peak_bytes": peak, "frames": report.facts.frames,
-        "pictures": sum(camera.frames for camera in report.facts.cameras),
-    }))
-"""
-
-
-def basic(rows: np.ndarray) -> dict[str, Any]:
-    flat = rows.astype(np.float64).reshape(len(rows), -1)
-    stats = {"min": flat.min(0), "max": flat.max(0), "mean": flat.mean(0), "std": flat.std(0)}
-    return {**{name: value.tolist() for name, value in stats.items()}, "count": [len(rows)]}
-
-
-def columns_of(episode: int, length: int, first: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(episode)
-    t = np.arange(length)[:, None] / FPS
-    made: dict[str, np.ndarray] = {}
-    for name, width in WIDTHS.items():
-        moved = np.sin(t * rng.uniform(1.5, 3, width) + rng.uniform(0, 6, width))
-        made[name] = (moved + 0.01 * rng.normal(size=moved.shape)).astype(np.float32)
-    return {
-        **made,
-        "timestamp": (np.arange(length) / FPS).astype(np.float32),
-        "frame_index": np.arange(length),
-        "episode_index": np.full(length, episode),
-        "index": np.arange(first, first + length),
-        "task_index": np.zeros(length, np.int64),
-    }
-
-
-def info() -> dict[str, Any]:
-    features: dict[str, Any] = {
-        name: {"dtype": "float32", "shape": [width], "names": [f"joint_{i}" for i in range(width)]}
-        for name, width in WIDTHS.items()
-    }
-    for camera in CAMERAS:
-        features[camera] = {"dtype": "video", "shape": [48, 64, 3], "names": ["height", "width", "channels"]}
-    for name in INDEX:
-        dtype = "float32" if name == "timestamp" else "int64"
-        features[name] = {"dtype": dtype, "shape": [1], "names": None}
-    return {
-        "codebase_version": "v2.1",
-        "robot_type": "arm",
-        "total_episodes": EPISODES,
-        "total_frames": FRAMES,
-        "total_tasks": 1,
-        "total_videos": EPISODES * len(CAMERAS),
-        "total_chunks": 1,
-        "chunks_size": 1000,
-        "fps": FPS,
-        "splits": {"train": f"0:{EPISODES}"},
-        "features": features,
-        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-        "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
-    }
-
-
-def write_large(root: Path, encode: Callable[..., None]) -> None:
-    short, longer = FRAMES // EPISODES, FRAMES % EPISODES
-    coded: dict[int, bytes] = {}
-    for length in (short, short + 1):
-        pictures = []
-        for frame in range(length):
-            picture = np.full((48, 64, 3), 100, np.uint8)
-            picture[8:16, frame * 3 % 56 : frame * 3 % 56 + 8] = 255
-            pictures.append(picture)
-        encode(root / "one.mp4", pictures, fps=FPS, gop=2)
-        coded[length] = (root / "one.mp4").read_bytes()
-        (root / "one.mp4").unlink()
-    level = {"min": 0.0, "max": 1.0, "mean": 0.4, "std": 0.1}
-    of_camera = {name: [[[value]]] * 3 for name, value in level.items()}
-    entries, stats, first = [], [], 0
-    for episode in range(EPISODES):
-        length = short + (episode < longer)
-        columns = columns_of(episode, length, first)
-        first += length
-        arrays = {
-            name: pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-            if values.ndim == 2
-            else pa.array(values)
-            for name, values in columns.items()
-        }
-        file = root / f"data/chunk-000/episode_{episode:06d}.parquet"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table(arrays), file)
-        entries.append({"episode_index": episode, "tasks": ["pick up the cup"], "length": length})
-        own = {name: basic(values) for name, values in columns.items()}
-        own |= {camera: {**of_camera, "count": [length]} for camera in CAMERAS}
-        stats.append({"episode_index": episode, "stats": own})
-        for camera in CAMERAS:
-            video = root / f"videos/chunk-000/{camera}/episode_{episode:06d}.mp4"
-            video.parent.mkdir(parents=True, exist_ok=True)
-            video.write_bytes(coded[length])
-    meta = root / "meta"
-    meta.mkdir()
-    for name, lines in (("episodes", entries), ("episodes_stats", stats)):
-        (meta / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (meta / "tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "pick up the cup"}) + "\n")
-    (meta / "info.json").write_text(json.dumps(info()))  # last: its presence says that all is written
 
 
 @pytest.mark.skipif(not FOLDER, reason="STACK_SPEED does not name a folder")
-def test_the_size_of_a_real_job(encode_video: Callable[..., None], tmp_path: Path) -> None:
+def test_the_size_of_a_real_job() -> None:
     pytest.importorskip("psutil")
     assert FOLDER is not None
-    root = Path(FOLDER)
-    if not (root / "meta/info.json").exists():
-        write_large(root, encode_video)
-    script = tmp_path / "measure.py"
-    script.write_text(MEASURE)
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(script), str(root)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-    )
-    got = json.loads(done.stdout)
+    got = measured(large(Path(FOLDER)))
     print(got)
     assert got["ok"]
     assert (got["frames"], got["pictures"]) == (FRAMES, FRAMES * len(CAMERAS))

@@ -8,14 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # bench is no part of the installed package
 
-from bench.__main__ import Bench
-from bench.inputs import CAMERAS, CLIPS, Size, delivery
-from bench.measure import Failed, fresh, measure, tree_bytes
-from bench.table import Line, render
+from bench.cases import BY_DEFAULT, PARTS, Bench
+from bench.inputs import CAMERAS, CLIPS, Size, delivery, rows_only
+from bench.measure import Cost, Failed, fresh, measure, median, tree_bytes
+from bench.table import END_MARK, START_MARK, Line, between_marks, render
 from stack.audit import audit
 from stack.dataset.read import read_dataset
 
@@ -41,7 +43,7 @@ def test_inputs_are_kept_and_not_made_twice(made: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in made.rglob("*") if file.is_file()}
     delivery(made, made.parents[1] / "clips", SMALL)
     assert {file: file.stat().st_mtime_ns for file in made.rglob("*") if file.is_file()} == before
-    clips = list((made.parents[1] / "clips").iterdir())
+    clips = list((made.parents[1] / "clips").glob("*.mp4"))
     assert 0 < len(clips) <= CLIPS * len(CAMERAS)
     assert len({file.stat().st_ino for file in made.rglob("*.mp4")}) == len(clips)
 
@@ -119,6 +121,59 @@ def test_the_table_says_what_holds() -> None:
     assert len({len(row) for row in rows}) == 1
     ends = [row.split("|")[-2].strip() for row in rows[2:]]
     assert ends == ["holds", "**missed**", "not judged: busy", "not measured"]
+
+
+def test_camera_statistics_are_those_a_recorder_stores(made: Path) -> None:
+    """By lerobot's rule, here over all pictures of so short a clip, against PyAV and numpy."""
+    import av
+
+    lines = (made / "meta" / "episodes_stats.jsonl").read_text().splitlines()
+    stored = json.loads(lines[1])["stats"][CAMERAS[1]]
+    file = made / "videos" / "chunk-000" / CAMERAS[1] / "episode_000001.mp4"
+    with av.open(str(file)) as container:
+        pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    pixels = np.stack(pictures).reshape(-1, 3) / 255
+    assert set(stored) == {"min", "max", "mean", "std", "count"}
+    assert stored["count"] == [9]
+    for name in ("min", "max", "mean", "std"):
+        meant = getattr(pixels, name)(axis=0).reshape(3, 1, 1)
+        np.testing.assert_allclose(stored[name], meant, rtol=0, atol=1e-12)
+
+
+def test_rows_that_repeat_are_small(tmp_path: Path) -> None:
+    file = rows_only(tmp_path, 5000, {"action": 4}, group=2000, steps=16)
+    values = np.array(pq.read_table(file)["action"].to_pylist())
+    assert values.shape == (5000, 4)
+    assert (values[0:16] == values[0]).all() and (values[16] != values[0]).any()
+    assert file.stat().st_size < 5000 * 4
+
+
+def test_the_middle_of_several_runs() -> None:
+    costs = iter([Cost(3, 1, 10), Cost(1, 5, 30), Cost(2, 9, 20)])
+    assert median(lambda: next(costs), 3) == Cost(2, 9, 30)
+
+
+def test_the_table_goes_between_the_marks() -> None:
+    text = f"a\n{START_MARK}\nold\n{END_MARK}\nb\n"
+    assert between_marks(text, "new\n") == f"a\n{START_MARK}\nnew\n{END_MARK}\nb\n"
+    for wrong in ("a\n", f"{END_MARK} {START_MARK}", f"{text}{text}"):
+        with pytest.raises(ValueError, match="no place"):
+            between_marks(wrong, "new")
+
+
+def test_the_readme_shows_the_table_of_the_docs() -> None:
+    root = Path(__file__).parents[2]
+    readme = (root / "README.md").read_text()
+    shown = readme.split(START_MARK)[1].split(END_MARK)[0].strip()
+    page = root / "docs" / "bench.md"
+    if not page.is_file():
+        assert shown == "", "the README shows a table that docs/bench.md does not have"
+        pytest.skip("docs/bench.md has not been written yet: make bench")
+    assert shown and page.read_text().endswith(f"\n{shown}\n")
+
+
+def test_what_runs_by_default() -> None:
+    assert set(PARTS) - set(BY_DEFAULT) == {"large", "audit-peers"}
 
 
 def test_help_needs_no_inputs() -> None:

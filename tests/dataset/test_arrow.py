@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stack.dataset.arrow import array_of, numbers_of
+from stack.dataset.arrow import array_of, numbers_of, values_of
 
 KINDS = [pa.int8(), pa.int64(), pa.uint16(), pa.uint64(), pa.float16(), pa.float32(), pa.float64()]
 
@@ -33,6 +33,25 @@ def test_nulls_become_nan_and_texts_stay():
 def test_a_list_in_a_slice_keeps_its_own_values():
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 3)
     assert numbers_of(lists.slice(1, 2).flatten()).tolist() == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([3, 1, 2**60], pa.int64()),
+        ([0.1, -2.0], pa.float64()),
+        (["fold", "把毛巾", ""], pa.string()),
+        ([["a", "b"], [], ["把"]], pa.list_(pa.string())),
+        ([[1.5, 2.5], [], [3.5]], pa.list_(pa.float64())),
+        ([[[[0.5]], [[0.25]]], [[[1.0]], [[2.0]]]], pa.list_(pa.list_(pa.list_(pa.float64())))),
+        ([], pa.string()),
+    ],
+    ids=str,
+)
+def test_python_values_as_pyarrow_makes_them(values, kind):
+    got = values_of(values, kind)
+    got.validate(full=True)
+    assert got.equals(pa.array(values, type=kind))
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float32", "float64", "uint8", "bool"])

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import stack.dataset.stats_pooled as pooled
+from stack.dataset.pool import open_pool
 from stack.dataset.stats import vector_stats
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 from stack.dataset.stats_pooled import PooledJob, block_stats, pooled_stats
@@ -183,3 +184,26 @@ def test_memory_does_not_grow_with_the_rows():
     # 64 blocks are 128 MiB of values, and eight times the first.
     assert grown[1] < grown[0] + 10_000
     assert grown[1] < 80_000
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_shared_out_by_channels_and_joined(tmp_path, monkeypatch, jobs):
+    rng = np.random.default_rng(8)
+    values = rng.normal(3, 2, (500, 11)).astype(np.float32)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 11)
+    table = pa.table({"state": lists, "n": pa.array(np.arange(500))})
+    pq.write_table(table.slice(0, 200), tmp_path / "a.parquet", row_group_size=90)
+    pq.write_table(table.slice(200), tmp_path / "b.parquet")
+    taken = []
+    right = pooled.pooled_stats
+    if jobs == 1:
+        monkeypatch.setattr(pooled, "pooled_stats", lambda job: (taken.append(job), right(job))[1])
+    monkeypatch.setattr(pooled, "VALUES_A_JOB", 2000)
+    with open_pool(jobs) as pool:
+        paths = ("a.parquet", "b.parquet")
+        got = pooled.pooled_features(tmp_path, paths, {"state": 11, "n": 1}, 500, pool)()
+    check(got["state"], values)
+    check(got["n"], np.arange(500))
+    assert got["state"].q50.shape == (11,)
+    if jobs == 1:
+        assert [job.channels for job in taken] == [(0, 3), (3, 7), (7, 11), None]

@@ -359,17 +359,20 @@ def test_a_failed_join_leaves_the_old_file(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.mp4", "v.mp4"]
 
 
-def test_check_after_join_sees_a_wrong_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("way", ["write_runs", "_mux"])
+def test_check_after_join_sees_a_wrong_file(tmp_path, monkeypatch, way):
     import stack.dataset.video as video
 
     file = make_video(tmp_path / "v.mp4", 12, codec="h264-b")
-    right = video._mux
-    monkeypatch.setattr(video, "_mux", lambda parts, out, rate, extra: right(parts[:1], out, rate, extra))
+    if way == "_mux":
+        monkeypatch.setattr(video, "_is_plain", lambda index: False)
+    right = getattr(video, way)
+    monkeypatch.setattr(video, way, lambda parts, *rest: right(parts[:1], *rest))
     code, _ = code_of(lambda: join([whole(file), whole(file)], tmp_path / "out.mp4", 30))
     assert code == "video-join-check-failed"
-    monkeypatch.setattr(
-        video, "_mux", lambda parts, out, rate, extra: right(parts, out, rate * Fraction(29, 30), extra)
-    )
+    monkeypatch.setattr(video, way, right)
+    exact = video.ticks_of
+    monkeypatch.setattr(video, "ticks_of", lambda rate: exact(rate * Fraction(29, 30)))
     code, error = code_of(lambda: join([whole(file), whole(file)], tmp_path / "out.mp4", 30))
     assert code == "video-join-check-failed"
     assert "n / fps" in error.what

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from stack.cli import cli
 from stack.dataset import cluster
 from stack.dataset.pool import open_pool
 from stack.dataset.read import read_dataset
@@ -47,6 +49,19 @@ def test_workers_of_a_cluster_write_the_same_dataset(delivery: Path, address: st
         write_v30(selection, tmp_path / "there", plan=plan, jobs=pool)
     assert tree_digest(tmp_path / "there") == tree_digest(tmp_path / "here")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "there"]
+
+
+def test_commands_without_a_manifest_take_a_cluster(delivery: Path, address: str, tmp_path: Path) -> None:
+    for command, extra in (("merge", [delivery]), ("drop", [])):
+        options = ["--episodes", "1"] if command == "drop" else []
+        for name, way in (("here", ["--jobs", "1"]), ("there", ["--executor", address])):
+            words = [command, delivery, *extra, tmp_path / f"{command}-{name}", *way, *options]
+            result = CliRunner().invoke(cli, [str(word) for word in words])
+            assert result.exception is None, result.output
+        here, there = (tmp_path / f"{command}-{name}" for name in ("here", "there"))
+        assert (here / "meta/info.json").read_bytes() == (there / "meta/info.json").read_bytes()
+        assert tree_digest(here / "data") == tree_digest(there / "data")
+        assert tree_digest(here / "videos") == tree_digest(there / "videos")
 
 
 def test_the_cluster_does_all_of_the_work_in_order(address: str, tmp_path: Path) -> None:
@@ -156,8 +171,12 @@ def test_jobs_and_executor_are_one_or_the_other() -> None:
     assert caught.value.id == "jobs-and-executor"
 
 
-def test_a_worker_that_dies_again_and_again_is_told(address: str, tmp_path: Path) -> None:
+def test_a_worker_that_dies_again_and_again_is_told(local_cluster: Any, address: str, tmp_path: Path) -> None:
     with open_pool(None, executor=address, writes=tmp_path) as pool:
         with pytest.raises(StackError) as caught:
             list(pool.map(eval, ["__import__('os')._exit(1)"]))
         assert (caught.value.id, caught.value.exit) == ("cluster-failed", Exit.WORK_FAILED)
+    # The cluster starts its workers again meanwhile; closing it in the middle of that fails.
+    deadline = time.monotonic() + 60
+    while len(local_cluster.scheduler.workers) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)

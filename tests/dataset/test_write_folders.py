@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from stack import files
+from stack import folders
 from stack.errors import Exit, StackError
-from stack.files import hold_target, whole_folder
+from stack.folders import hold_target, whole_folder
 
 
 def fill(folder: Path, text: str) -> None:
@@ -38,7 +38,7 @@ def standing(tmp_path: Path) -> Path:
 @pytest.fixture(params=["exchange", "two renames"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "two renames":
-        monkeypatch.setattr(files, "_exchange", lambda a, b: False)
+        monkeypatch.setattr(folders, "_exchange", lambda a, b: False)
     return str(request.param)
 
 
@@ -74,7 +74,7 @@ def test_a_swap_never_shows_a_reader_less_than_a_whole_folder(standing: Path) ->
             except FileNotFoundError as error:
                 missing.append(str(error.filename))
 
-    if not files._exchange(standing, _other(standing)):
+    if not folders._exchange(standing, _other(standing)):
         pytest.skip("this file system cannot exchange names")
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -97,7 +97,7 @@ def _other(standing: Path) -> Path:
 
 
 def test_a_kill_between_the_two_renames_is_mended(standing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_exchange", lambda a, b: False)
+    monkeypatch.setattr(folders, "_exchange", lambda a, b: False)
     rename, calls = os.rename, []
 
     def killed(a, b):
@@ -133,7 +133,7 @@ def test_all_is_on_the_disk_before_the_name_is(
         events.append(("rename", str(b)))
         rename(a, b)
 
-    flush = files._sync_file_system
+    flush = folders._sync_file_system
 
     def record_flush(folder: Path) -> bool:
         if not at_once or not flush(folder):
@@ -141,7 +141,7 @@ def test_all_is_on_the_disk_before_the_name_is(
         events.extend(("sync", str(path)) for path in (folder, *folder.rglob("*")))
         return True
 
-    monkeypatch.setattr(files, "_sync_file_system", record_flush)
+    monkeypatch.setattr(folders, "_sync_file_system", record_flush)
     monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(os, "rename", record_rename)
     with whole_folder(tmp_path / "new") as folder:
@@ -156,7 +156,7 @@ def test_all_is_on_the_disk_before_the_name_is(
 HOLD = """
 import sys, time
 from pathlib import Path
-from stack.files import hold_target, whole_folder
+from stack.folders import hold_target, whole_folder
 with whole_folder(Path(sys.argv[1]), resume_key=sys.argv[2] or None) as folder:
     (folder / "half").write_text("half")
     print("holding", flush=True)
@@ -247,9 +247,9 @@ def test_trouble_of_the_disk_is_told_from_other_errors(tmp_path: Path) -> None:
         except OSError as error:
             raise RuntimeError("writing failed") from error
     except RuntimeError as error:
-        told = files.disk_error(error, tmp_path / "out" / "a")
+        told = folders.disk_error(error, tmp_path / "out" / "a")
     assert told is not None and "the disk is full" in told.what and str(tmp_path) in told.what
-    assert files.disk_error(OSError(errno.ENOENT, "no such file"), tmp_path) is None
+    assert folders.disk_error(OSError(errno.ENOENT, "no such file"), tmp_path) is None
 
 
 def test_a_kill_in_the_middle_leaves_a_whole_folder(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_kill_in_the_middle_leaves_a_whole_folder(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from stack.files import hold_target, whole_folder
+from stack.folders import hold_target, whole_folder
 for number in range(100000):
     with whole_folder(Path(sys.argv[1]), replace=True) as folder:
         for name in "abcdef":
@@ -279,7 +279,7 @@ for number in range(100000):
 
 def test_a_target_that_is_held_early_is_held_against_others_only(hold, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    script = "import sys; from pathlib import Path; from stack.files import whole_folder\n"
+    script = "import sys; from pathlib import Path; from stack.folders import whole_folder\n"
     script += "with whole_folder(Path(sys.argv[1])): pass"
     with hold_target(out), hold_target(out):
         with whole_folder(out) as folder:

@@ -60,7 +60,8 @@ def test_other_errors_are_not(error: BaseException) -> None:
 
 
 def test_return_codes() -> None:
-    assert is_out_of_memory(-9)
+    assert is_out_of_memory(-9, kernel_kills=1)
+    assert not is_out_of_memory(-9, kernel_kills=0) and not is_out_of_memory(-9)
     assert is_out_of_memory(-6, "terminate called after throwing an instance of 'std::bad_alloc'")
     assert is_out_of_memory(1, NPU)
     assert not is_out_of_memory(-11, "Segmentation fault")

@@ -104,7 +104,23 @@ def test_everything_stands_in_mlflow(first: Any, house: Any) -> None:
         }
         children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == top.info.run_id]
         kinds = {run.data.tags["stack.kind"] for run in children}
-        assert kinds == {"sweep", "train"}
+        assert kinds == {"data", "sweep", "train"}
+        data = next(run for run in children if run.data.tags["stack.kind"] == "data")
+        assert data.data.metrics["final_frames"] == sum(
+            episode["frames"]
+            for episode in read(house.work / "runs/demo-cpu/prepare/meta/provenance.json")["episodes"]
+        )
+        assert "audit.html" in {artifact.path for artifact in client.list_artifacts(data.info.run_id)}
+        assert {artifact.path for artifact in client.list_artifacts(top.info.run_id, "figures")} == {
+            "figures/loss.svg",
+            "figures/normalised-ranges.svg",
+            "figures/sweep-memory.svg",
+            "figures/sweep-speed.svg",
+        }
+        last = client.get_model_version_by_alias("demo-cpu", "last")
+        assert last.tags["stack.verdict"] == "within-band"
+        checkpoint = house.work / "runs/demo-cpu/train" / last.tags["stack.path"]
+        assert (checkpoint / "pretrained_model" / "model.safetensors").is_file()
         train = next(run for run in children if run.data.tags["stack.kind"] == "train")
         curve = client.get_metric_history(train.info.run_id, "train/loss")
         result = read(house.work / "runs" / "demo-cpu" / "train" / "result.json")

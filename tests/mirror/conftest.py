@@ -33,6 +33,8 @@ class Hub:
         listed_size: likewise.
         gone: paths that are listed but answer 404.
         stall_after: bytes after which an answer waits for `release`.
+        answers: what the next requests for a path meet instead of the file, one each: gets the handler, the
+            content and the first byte that is asked for.
         served: (path, first byte, bytes sent) of each file answer, in order.
     """
 
@@ -43,6 +45,8 @@ class Hub:
     listed_size: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     stall_after: dict[str, int] = field(default_factory=dict)
+    answers: dict[str, list[Callable[[Any, bytes, int], None]]] = field(default_factory=dict)
+    listing: list[dict[str, Any]] | None = None
     stalled: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
     served: list[tuple[str, int, int]] = field(default_factory=list)
@@ -76,9 +80,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif url.path == base:
             self._file(query["FilePath"])
         else:
-            self._json(200, {"Code": 200, "Success": True, "Data": {"Files": self._listing()}})
+            self._json(200, {"Code": 200, "Success": True, "Data": {"Files": self.listing()}})
 
-    def _listing(self) -> list[dict[str, Any]]:
+    def listing(self) -> list[dict[str, Any]]:
+        if self.hub.listing is not None:
+            return self.hub.listing
         return [
             {
                 "Path": path,
@@ -89,6 +95,12 @@ class _Handler(BaseHTTPRequestHandler):
             }
             for path, content in self.hub.files.items()
         ]
+
+    def head(self, status: int, headers: dict[str, Any]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()
 
     def _json(self, status: int, value: Any) -> None:
         body = json.dumps(value).encode()
@@ -109,6 +121,9 @@ class _Handler(BaseHTTPRequestHandler):
             middle = len(content) // 2
             content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+        if hub.answers.get(path):
+            hub.answers[path].pop(0)(self, content, first)
+            return
         body = content[first:]
         self.send_response(206 if "Range" in self.headers else 200)
         if "Range" in self.headers:

@@ -16,6 +16,7 @@ from stack.dataset.digest import content_digest
 from stack.dataset.read import read_dataset
 from stack.errors import StackError
 from stack.files import sha256_file, tree_digest
+from stack.prepare.provenance import source_digest
 
 
 def stack(*words: object) -> Result:
@@ -232,3 +233,18 @@ def test_what_has_no_statistics_is_said_and_left_out(deliveries, tmp_path: Path)
     got = json.loads((tmp_path / "s.json").read_text())
     assert "note" not in got and "note: language has no statistics" in result.stderr
     assert got["done"]["mean"] == [pytest.approx(1 / 3)] and got["done"]["max"] == [1]
+
+
+def test_provenance_reaches_back_to_the_first_delivery(two: Path, v30: Path, tmp_path: Path) -> None:
+    """Converted, dropped from, merged: each episode still tells the recording that it is."""
+    stack("drop", v30, tmp_path / "less", "--episodes", "0", "--jobs", 1)
+    stack("merge", tmp_path / "less", v30, tmp_path / "both", "--jobs", 1)
+    told = json.loads((tmp_path / "both/meta/provenance.json").read_text())
+    first, last = told["episodes"][0], told["episodes"][-1]
+    assert (first["source"], first["source_episode"]) == ("less", 0)
+    assert [(s["source"], s["source_episode"]) for s in first["before"]] == [("v30", 1), ("a", 1)]
+    assert (last["source"], last["source_episode"]) == ("v30", 4)
+    assert [(s["source"], s["source_episode"]) for s in last["before"]] == [("a", 4)]
+    (converted,) = told["sources"][0]["sources"]
+    assert converted["name"] == "v30" and [s["name"] for s in converted["sources"]] == ["a"]
+    assert converted["sources"][0]["rows_digest"] == source_digest(two / "a")

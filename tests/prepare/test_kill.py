@@ -18,6 +18,7 @@ from stack.dataset.write_plan import Caps
 from stack.dataset.write_resume import RECORDS
 from stack.errors import Exit, StackError
 from stack.files import tree_digest
+from stack.manifests import load_dataset_manifest
 from stack.prepare import prepare
 
 CAPS = Caps(data_mb=0.0015, video_mb=0.004, files_per_chunk=2)
@@ -107,8 +108,11 @@ from stack.prepare import prepare
 
 def main():
     manifest, out, jobs, at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    times, _, at = at.rpartition("/")  # "2/data files": the second such line
+    seen = []
     def slow(line):
-        if line.startswith(at):
+        seen.append(line.startswith(at))
+        if seen[-1] and sum(seen) == int(times or 1):
             print("writing", flush=True)
             time.sleep(60)
     caps = Caps(data_mb=0.0015, video_mb=0.004, files_per_chunk=2)
@@ -476,3 +480,73 @@ def test_a_cut_off_clip(load, two: Path, tmp_path: Path) -> None:
         prepare(load(f"sources: [{{path: {root}}}]"), out=out, jobs=1)
     assert str(clip) in str(caught.value)
     assert list(out.parent.iterdir()) == []
+
+
+# A split
+
+
+SPLIT = "schema: stack/dataset/1\nname: test\nsources: [{path: a}]\nsplit: {train: [0, 1, 2], val: rest}\n"
+
+
+@pytest.fixture(scope="module")
+def split(two: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+    """(manifest, what a kill in the second part left, what should have come of it)."""
+    root = tmp_path_factory.mktemp("split")
+    shutil.copytree(two / "a", root / "a")
+    manifest = root / "dataset.yaml"
+    manifest.write_text(SPLIT)
+    kill_at("2/video files", manifest, root / "target" / "out")
+    right = prepare(load_dataset_manifest(manifest), out=root / "right", jobs=1, caps=CAPS)
+    return manifest, root / "target", right
+
+
+def test_a_split_goes_on_after_a_kill(split, tmp_path: Path) -> None:
+    """The part that was finished is kept as it stands, the other goes on."""
+    manifest, left, right = split
+    target = Path(shutil.copytree(left, tmp_path / "target"))
+    (partial,) = [p for p in target.iterdir() if p.is_dir()]
+    whole = {f: f.stat().st_ino for f in (partial / "train").rglob("*") if f.is_file()}
+    (half,) = partial.glob(".val.partial-*/")
+    made = {f.name: f.stat().st_ino for f in output_files(half).values()}
+    assert whole and made and not (partial / "val").exists()
+    (partial / "notes.txt").write_text("somebody's")
+    (partial / "other").mkdir()
+    lines: list[str] = []
+    out = target / "out"
+    done = prepare(load_dataset_manifest(manifest), out=out, jobs=1, caps=CAPS, log=lines.append)
+    assert "part train: finished by an earlier call" in lines
+    assert all((out / file.relative_to(partial)).stat().st_ino == number for file, number in whole.items())
+    kept = {f.name: f.stat().st_ino for f in output_files(out / "val").values()}
+    assert made.items() <= kept.items()
+    assert tree_digest(out) == tree_digest(right.out)
+    assert [p.name for p in target.iterdir()] == ["out"]
+    assert sorted(p.name for p in out.iterdir()) == ["train", "val"]
+    for part, other in zip(done.parts, right.parts, strict=True):
+        assert (part.episodes, part.frames, part.notes) == (other.episodes, other.frames, other.notes)
+        assert part.content_digest == other.content_digest
+
+
+@pytest.mark.parametrize(
+    "spoil", ["a byte", "a file more", "a file less", "no provenance", "a source touched"]
+)
+def test_a_part_that_is_not_what_it_was_is_written_again(split, tmp_path: Path, spoil: str) -> None:
+    manifest, left, right = split
+    target = Path(shutil.copytree(left, tmp_path / "target"))
+    (partial,) = [p for p in target.iterdir() if p.is_dir()]
+    (file, *_) = output_files(partial / "train").values()
+    if spoil == "a byte":
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(bytes(content))
+    elif spoil == "a file more":
+        file.with_name("file-999.parquet").write_bytes(file.read_bytes())
+    elif spoil == "a file less":
+        file.unlink()
+    elif spoil == "no provenance":
+        (partial / "train/meta/provenance.json").unlink()
+    else:
+        os.utime(manifest.parent / "a/data/chunk-001/episode_000004.parquet", ns=(1, 1))
+    lines: list[str] = []
+    prepare(load_dataset_manifest(manifest), out=target / "out", jobs=1, caps=CAPS, log=lines.append)
+    assert not [line for line in lines if line.startswith("part train")]
+    assert tree_digest(target / "out") == tree_digest(right.out)

@@ -155,7 +155,7 @@ def test_clock_timestamps_ask_for_a_decision(load, deliveries, tmp_path: Path) -
     error = refusal(load, f"sources: [{{path: {root}}}]")
     assert error.id == "prepare-timestamps"
     assert "in 5 of 5 episodes" in error.what and "0.0300 s apart" in error.what
-    assert f"- path: {root}\n      decide: {{timestamps: restamp}}" in error.do
+    assert f"- path: {root}\n    decide: {{timestamps: restamp}}" in error.do
     made = plan(load(f"sources:\n  - path: {root}\n    decide: {{timestamps: restamp}}\n"))
     assert "timestamps replaced by frame_index / fps; they were off by up to 0.030 s" in made.text()
 
@@ -237,3 +237,63 @@ def test_a_field_that_stands_elsewhere_than_the_manifest_pins(load, pair: Path) 
     error = refusal(load, text)
     assert error.id == "prepare-field-moved" and "stands at [2, 8] in source 'b', not at [0, 6]" in error.what
     assert plan(load(text.replace(f", {{path: {pair}/b}}", ""))).selection.episodes
+
+
+def pasted(error: StackError) -> str:
+    """The lines of a refusal that go into the manifest."""
+    block = error.do.split("in the manifest:\n", 1)[1]
+    assert block.count("sources:") == 1
+    return block
+
+
+def test_all_decisions_come_as_one_block_that_can_be_pasted(load, deliveries, tmp_path: Path) -> None:
+    """Two questions of one source, one of another, with a path that YAML would not take as it is."""
+    odd = deliveries.write_delivery(tmp_path / "odd: #1 抓", deliveries.Delivery(clock_start_s=0.03))
+    head = "observation.images.head"
+    deliveries.edit_info(odd, lambda info: info["features"].update(ghost=info["features"][head]))
+    gappy = deliveries.write_delivery(tmp_path / "gappy", deliveries.Delivery(number=1, clock_start_s=0.03))
+    for episode in (2, 3):
+        (gappy / f"videos/chunk-00{episode // 3}/{head}/episode_00000{episode}.mp4").unlink()
+    text = f"sources: [{{path: '{odd}'}}, {{path: {gappy}, exclude_episodes: [0]}}]\n"
+    error = refusal(load, text.replace(f", {{path: {gappy}, exclude_episodes: [0]}}", ""))
+    assert "decide: {missing_cameras: drop, timestamps: restamp}" in pasted(error)
+    assert len(plan(load(pasted(error))).selection.episodes) == 5
+    error = refusal(load, text)
+    block = pasted(error)
+    assert block.count("decide:") == 2 and 'exclude_episodes: [0, "2-3"]' in block
+    made = plan(load(block))
+    assert [len(source.episodes) for source in made.sources] == [5, 2]
+
+
+def test_what_several_episodes_suffer_is_one_list(load, pair: Path, deliveries) -> None:
+    def spoil(table: pa.Table) -> pa.Table:
+        state = table.column("action").to_pylist()
+        state[1][0] = float("nan")
+        at = table.column_names.index("action")
+        return table.set_column(at, "action", pa.array(state, pa.list_(pa.float32())))
+
+    for episode in (1, 2, 4):
+        deliveries.edit_rows(pair / "a", episode, spoil)
+    error = refusal(load, f"sources: [{{path: {pair}/a}}]")
+    assert error.what.count("prepare-not-finite") == 2
+    assert 'exclude_episodes: ["1-2", 4]' in pasted(error) and error.do.count("exclude the episode") == 1
+    assert len(plan(load(pasted(error))).selection.episodes) == 2
+
+
+def test_a_name_for_two_things_or_for_none(load, pair: Path) -> None:
+    """A camera of a feature's name would hide it; a name with a path in it would lead out of the folder."""
+    head = "observation.images.head"
+    error = refusal(load, f"sources: [{{path: {pair}/a}}]\nfeatures: {{{head}: [{{from: action}}]}}\n")
+    assert error.id == "prepare-name-twice" and head in error.what
+    feature = "features: {c: [{from: action}]}\n"
+    for text in (
+        f"{feature}cameras: {{c: {{from: {head}}}}}\n",
+        f"cameras: {{a/b: {{from: {head}}}}}\n",
+        f"cameras: {{../../../away: {{from: {head}}}}}\n",
+        f"cameras: {{..: {{from: {head}}}}}\n",
+        f'cameras: {{"a\\0b": {{from: {head}}}}}\n',
+        'features: {".": [{from: action}]}\n',
+    ):
+        with pytest.raises(StackError) as caught:
+            load(f"sources: [{{path: {pair}/a}}]\n{text}")
+        assert caught.value.exit == Exit.BAD_REQUEST and ":" in caught.value.where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import av
 import pytest
 
 from stack.dataset.read import read_dataset
+from stack.dataset.video import join
 from stack.errors import StackError
 from stack.files import tree_digest
 from stack.prepare import plan, prepare
@@ -86,3 +88,42 @@ def test_what_a_killed_call_encoded_is_used(unlike, load, tmp_path, monkeypatch)
     assert again.selection.episodes == first.selection.episodes
     transcoded(made, settings.model_copy(update={"gop": 5}), scratch, Pool(1), lambda _: None)
     assert len(encoded) == 5  # other settings are other files
+
+
+@pytest.mark.parametrize("plant", ["another episode", "one frame late", "a wrong last frame"])
+def test_wrong_pictures_are_refused(unlike, load, tmp_path, monkeypatch, plant: str) -> None:
+    """Whoever encoded them: a worker, or an earlier call whose files are used again."""
+    import stack.prepare.transcoding as module
+    from stack.dataset.model import ClipRef
+
+    loaded = load(manifest(unlike, "transcode: {size: 64}\n"))
+    right = module.transcode_clip
+    first = unlike / "a/videos/chunk-000" / HEAD / "episode_000000.mp4"
+    other = first.with_name("episode_000001.mp4")
+
+    def wrong(job: Any) -> Any:
+        if job.clip.file != other:
+            return right(job)
+        if plant == "another episode":
+            return right(dataclasses.replace(job, clip=ClipRef(first, 0, 5)))
+        parts = {
+            "one frame late": [(other, 1, 4), (other, 4, 1)],
+            "a wrong last frame": [(other, 0, 4), (first, 4, 1)],
+        }
+        made = []
+        for number, place in enumerate(parts[plant]):
+            part = dataclasses.replace(job, clip=ClipRef(*place), out=tmp_path / f"part{number}.mp4")
+            right(part)
+            made.append(ClipRef(part.out, 0, part.clip.count))
+        return join(made, job.out, job.fps)
+
+    monkeypatch.setattr(module, "transcode_clip", wrong)
+    with pytest.raises(StackError) as caught:
+        prepare(loaded, out=tmp_path / "target" / "out", jobs=1)
+    assert caught.value.id == "write-check-failed" and str(other) in caught.value.where
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+def test_the_coarsest_quality_is_no_fault(unlike, load, tmp_path) -> None:
+    done = prepare(load(manifest(unlike, "transcode: {size: 32, crf: 51}\n")), out=tmp_path / "out", jobs=1)
+    assert done.frames == 27

@@ -53,13 +53,13 @@ def test_every_documented_stack_command_exists(checkout: Path) -> None:
 
 def test_every_make_target_in_the_docs_exists_and_has_help(checkout: Path) -> None:
     makefile = (checkout / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
     phony = set(re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)[1].split())  # type: ignore[index]
     assert targets == phony
     named = {
         target
         for page in pages(checkout)
-        for target in re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE)
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
     }
     assert named <= targets
 

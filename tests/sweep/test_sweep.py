@@ -115,7 +115,8 @@ def test_a_point_that_takes_too_long(toys: Any, world: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("ended", "status"),
     [
-        (Ended(-9, False, False, 1.0, ""), "oom"),
+        (Ended(-9, False, False, 1.0, "", kernel_kills=1), "oom"),
+        (Ended(-9, False, False, 1.0, "", kernel_kills=0), "error"),
         (
             Ended(-6, False, False, 1.0, "terminate called after throwing an instance of 'std::bad_alloc'"),
             "oom",

@@ -28,8 +28,15 @@ class Store:
         return list(self.client.search_runs(ids, f"tags.`stack.run_id` = '{run_id}'"))
 
     def run(self, run_id: str) -> Any:
-        (run,) = self.runs(run_id)
-        return run
+        """The run of the newest attempt; one run an attempt, or this fails."""
+        attempts = self.attempts(run_id)
+        return attempts[max(attempts)]
+
+    def attempts(self, run_id: str) -> dict[int, Any]:
+        found = self.runs(run_id)
+        by_number = {int(run.data.tags["stack.attempt"]): run for run in found}
+        assert len(by_number) == len(found), "two runs for one attempt"
+        return by_number
 
     def rows(self, mlflow_run_id: str) -> list[tuple[str, int, int, float]]:
         """Every stored point: (key, step, time, value), sorted; doubles would show."""
@@ -45,6 +52,27 @@ class Store:
             record = json.loads(line)
             if record["kind"] == "metrics":
                 points += [(key, record["step"], record["t"], v) for key, v in record["metrics"].items()]
+        return sorted(points)
+
+    @staticmethod
+    def shown(journal: Path) -> list[tuple[str, int, int, float]]:
+        """The points of a journal that a server is to have, by the rule's words, without the room's code.
+
+        The first 500 of a curve, every second of the next 500, every fourth of the next 1,000, ...; and the
+        last.
+        """
+        curves: dict[str, list[tuple[str, int, int, float]]] = {}
+        for line in journal.read_text().splitlines():
+            record = json.loads(line)
+            for key, value in record["metrics"].items() if record["kind"] == "metrics" else ():
+                curves.setdefault(key, []).append((key, record["step"], record["t"], value))
+        points: set[tuple[str, int, int, float]] = set()
+        for curve in curves.values():
+            points |= {*curve[:500], curve[-1]}
+            begin, every = 500, 2
+            while begin < len(curve):
+                points |= set(curve[begin : 2 * begin : every])
+                begin, every = 2 * begin, 2 * every
         return sorted(points)
 
     def all_of(self, run_id: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ import pytest
 
 from stack.errors import BadRequest, Exit, NotAble
 from stack.tracking import Server
+from stack.tracking.site.asking import Target
+from stack.tracking.site.check import check_server
 
 
 def answers(uri: str) -> bool:
@@ -33,6 +36,32 @@ def test_a_second_start_takes_the_running_server_and_does_not_end_it(store: Any)
         assert (second.uri, second.pid, second.started_here) == (store.uri, store.server.pid, False)
     assert answers(store.uri)
     assert store.server.started_here
+
+
+def test_a_second_server_over_the_same_store_is_refused_even_where_its_state_was_lost(store: Any) -> None:
+    state = store.server.store / "server.json"
+    kept = state.read_text()
+    state.unlink()
+    try:
+        with pytest.raises(NotAble, match="works at this store") as refused:
+            Server.start(store.server.store)
+    finally:
+        state.write_text(kept)
+    assert f"process {store.server.pid}" in str(refused.value)
+    assert answers(store.uri)
+
+
+def test_the_check_of_a_site_finds_nothing_wrong_here_either(store: Any) -> None:
+    found = {checked.name: checked.is_good for checked in check_server(Target.parse(store.uri))}
+    assert found.pop("artifacts") is not None  # other tests make experiments of any kind
+    assert found == dict.fromkeys(
+        ["answers", "certificate", "name", "login", "pages", "foreign names", "as a user"], True
+    )
+
+
+def test_readers_do_not_wait_for_a_writer(store: Any) -> None:
+    with sqlite3.connect(f"file:{store.server.store / 'mlflow.db'}?mode=ro", uri=True) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_it_listens_on_loopback_only_and_refuses_foreign_hosts(store: Any) -> None:
@@ -111,6 +140,8 @@ START = """
 import sys, time
 from pathlib import Path
 from stack.tracking import Server
+from stack.tracking.site.asking import Target
+from stack.tracking.site.check import check_server
 print(Server.start(Path(sys.argv[1])).uri, flush=True)
 time.sleep(600)
 """
@@ -148,8 +179,6 @@ def test_a_kill_while_the_tables_are_made_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_database_with_runs_is_never_set_aside(tmp_path: Path) -> None:
-    import sqlite3
-
     from stack.tracking.server import _set_half_made_aside
 
     with sqlite3.connect(tmp_path / "mlflow.db") as db:

@@ -167,8 +167,9 @@ def make_test_job(world: World, out: Path, *, is_resume: bool = False, **changes
 def run_here(job: Job, should_stop: Callable[[], bool] = lambda: False) -> tuple[Any, Any]:
     """The child's work in this process: (Session, Run)."""
     from stack.devices import open_device
-    from stack.train.loop import open_session, train_loop
+    from stack.train.loop import train_loop
     from stack.train.ranks import Ranks
+    from stack.train.session import open_session
 
     session = open_session(job, open_device("cpu"), Ranks(), lambda _kind, **_details: None)
     return session, train_loop(session, lambda _kind, **_details: None, should_stop)

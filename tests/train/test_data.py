@@ -94,7 +94,7 @@ def test_batches_are_right_and_do_not_depend_on_workers(toys: Any, world: Any, t
     config = make_config(run.policy, run.train)
     config.input_features, config.output_features = _features(dataset.meta)
     processors = build_processors(config, dataset.meta.stats, world.mirror / "toy-tokenizer")
-    collate = Collate(processors.before, dataset.meta.camera_keys)
+    collate = Collate(processors.before, dataset.meta.camera_keys, (56, 56))
     order = Order(dataset.num_frames, 4, run.train.seed)
 
     def batches(workers: int) -> list[Any]:

@@ -94,7 +94,9 @@ def test_the_journal_tells_the_run(finished: Any, world: Any) -> None:
     tags = {k: v for r in records if r["kind"] == "tags" for k, v in r["tags"].items()}
     assert tags["stack.outcome"] == "ok" and tags["stack.weights_filled_frac"] == "1.0"
     artifacts = [r["path"] for r in records if r["kind"] == "artifact"]
-    assert artifacts == ["run.json", "result.json"] and all((out / name).is_file() for name in artifacts)
+    figures = ["figures/normalised-ranges.svg", "figures/loss.svg"]
+    assert sorted(artifacts) == sorted(["run.json", "result.json", *figures])
+    assert all((out / name).is_file() for name in artifacts)
     assert records[-1]["kind"] == "end" and records[-1]["status"] == "FINISHED"
 
 
@@ -218,7 +220,9 @@ def test_the_door_needs_no_torch() -> None:
 @pytest.mark.parametrize(
     ("ended", "outcome", "said"),
     [
-        (Ended(-9, False, False, 1.0, "step 3\n"), "oom", "signal 9"),
+        (Ended(-9, False, False, 1.0, "step 3\n", 1), "oom", "the kernel ended 1 process(es) for it"),
+        (Ended(-9, False, False, 1.0, "x\n", 0), "killed", "ended no process for memory meanwhile"),
+        (Ended(-9, False, False, 1.0, "x\n"), "killed", "does not tell whether memory ran out"),
         (
             Ended(1, False, False, 1.0, "x\nRuntimeError: NPU out of memory. Tried to allocate 2 GiB\n"),
             "oom",
@@ -232,7 +236,8 @@ def test_the_door_needs_no_torch() -> None:
 def test_a_child_that_left_no_result(tmp_path: Path, ended: Ended, outcome: str, said: str) -> None:
     import types
 
-    result = _read_result(types.SimpleNamespace(out=tmp_path), ended)  # type: ignore[arg-type]
+    run = types.SimpleNamespace(device=types.SimpleNamespace(count=1))
+    result = _read_result(types.SimpleNamespace(out=tmp_path, run=run), ended)  # type: ignore[arg-type]
     assert result.outcome == outcome and said in result.message
     assert TrainResult.read(tmp_path) == result
 

@@ -56,7 +56,8 @@ def build(toys: Any, weights: Path, dtype: str) -> Any:
     trunk = shim.install(modeling)
     assert trunk == {"production": "adapter", "current": "lerobot"}[lines.detect_line()]
     toy.install(modeling, ToyDims())
-    run = toys.run_manifest(policy={"dtype": dtype}).manifest
+    master = None if dtype == "float32" else False
+    run = toys.run_manifest(policy={"dtype": dtype}, train={"master_weights": master}).manifest
     policy = modeling.PI05Policy(make_config(run.policy, run.train))
     load_weights(policy, weights)
     return policy

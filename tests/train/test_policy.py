@@ -21,8 +21,8 @@ pytestmark = pytest.mark.lerobot
 @pytest.fixture(scope="module")
 def session(toys: Any, world: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     from stack.devices import open_device
-    from stack.train.loop import open_session
     from stack.train.ranks import Ranks
+    from stack.train.session import open_session
 
     said: list[tuple[str, dict[str, Any]]] = []
     job = toys.make_job(world, tmp_path_factory.mktemp("session"))
@@ -77,8 +77,8 @@ def test_the_hard_wired_tokenizer_name_is_not_used(session: Any, world: Any) -> 
 def test_a_prompt_that_is_cut_is_said(session: Any, toys: Any, world: Any, tmp_path: Path) -> None:
     """The number of tokens against the tokenizer itself; and the warning exactly where they do not fit."""
     from stack.devices import open_device
-    from stack.train.loop import open_session
     from stack.train.ranks import Ranks
+    from stack.train.session import open_session
 
     said: list[str] = []
 

@@ -64,20 +64,23 @@ def test_resume_is_exact(toys: Any, world: Any, straight: Any, tmp_path: Path, w
     assert [(w[0], pytest.approx(w[1])) for w in resumed.windows] == run.windows
 
 
-def test_without_the_random_state_it_would_not_be(
-    toys: Any, world: Any, straight: Any, tmp_path: Path
-) -> None:
-    """The test above would not see a missing random state unless losses depend on it: they do."""
+def test_noise_belongs_to_its_batch(toys: Any, world: Any, straight: Any, tmp_path: Path) -> None:
+    """Whatever is drawn in between, a batch's noise stays; and losses do depend on it."""
     import torch
 
-    job, run = straight
-    rewind(job, tmp_path)
-    file = tmp_path / "checkpoints" / "000008" / STATE / "rng-0.pt"
-    state = torch.load(file, weights_only=True)
-    torch.manual_seed(1)
-    torch.save({**state, "torch": torch.get_rng_state()}, file)
-    _, resumed = toys.run_here(toys.make_job(world, tmp_path, is_resume=True, train=LONG))
-    assert resumed.losses[:8] == run.losses[:8] and resumed.losses[8:] != run.losses[8:]
+    _, run = straight
+
+    def disturb() -> bool:
+        torch.rand(17)
+        return False
+
+    job = toys.make_job(world, tmp_path / "a", train={**LONG, "save_every": 16})
+    _, disturbed = toys.run_here(job, disturb)
+    assert disturbed.losses == run.losses
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stack.devices.Device.seed_draws", lambda self, seed: torch.manual_seed(seed + 1))
+        _, other = toys.run_here(toys.make_job(world, tmp_path / "b", train={**LONG, "steps": 2}))
+    assert other.losses[0] != run.losses[0]
 
 
 def test_a_stop_saves_and_the_rest_is_exact(toys: Any, world: Any, straight: Any, tmp_path: Path) -> None:
@@ -187,6 +190,15 @@ def test_a_checkpoint_of_another_line_or_size(
     if "line" in change:
         with pytest.raises(BadRequest, match=said):
             checkpoint.load_policy(folder / MODEL)
+
+
+def test_a_checkpoint_of_an_older_release(toys: Any, world: Any, straight: Any, tmp_path: Path) -> None:
+    rewind(straight[0], tmp_path)
+    file = tmp_path / "checkpoints" / "000008" / MODEL / IDENTITY
+    stamp = read_json(file)
+    write_json(file, {key: value for key, value in stamp.items() if key != "trainable"})
+    with pytest.raises(BadRequest, match="of an older release"):
+        toys.run_here(toys.make_job(world, tmp_path, is_resume=True, train=LONG))
 
 
 @pytest.mark.parametrize(

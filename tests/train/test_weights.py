@@ -29,7 +29,8 @@ def make_policy(toys: Any, torch_module: Any) -> Callable[..., Any]:
     toy.install(modeling, ToyDims())
 
     def make(**changes: Any) -> Any:
-        run = toys.run_manifest(policy=changes).manifest
+        master = False if changes.get("dtype") == "bfloat16" else None
+        run = toys.run_manifest(policy=changes, train={"master_weights": master}).manifest
         return modeling.PI05Policy(make_config(run.policy, run.train))
 
     return make

@@ -11,6 +11,7 @@ from stack.audit.checks import (  # noqa: F401, I001  (the order is the order of
     clock,
     video,
     clips,
+    picture_columns,
     tasks,
     stats,
     origin,

@@ -166,11 +166,9 @@ def _border_place(border: Border, place: Place) -> Place:
 def _files(case: Case) -> Iterator[tuple[Scan, partial[Place]]]:
     """Each file's scan, and how to say where one of its frames is."""
     found = decoded(case)
-    for camera, spans in case.evidence.clips.items():
-        for file in dict.fromkeys(span.file for span in spans):
-            if file in found.scans:
-                placed = found.clips[file]
-                yield found.scans[file], partial(_place, placed, file, camera)
+    for name, placed in found.clips.items():
+        if name in found.scans:
+            yield found.scans[name], partial(_place, placed, found.files[name], found.cameras[name])
 
 
 def _place(placed: tuple[Clip, ...], file: str, camera: str, frame: int) -> Place:

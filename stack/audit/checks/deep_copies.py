@@ -9,10 +9,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stack.audit.checks.deep_files import Decoded
+from stack.audit.checks.deep_files import Decoded, decoded
 from stack.audit.checks.deep_scan import LEAST_FRAMES, Clip, runs_of
+from stack.audit.kinds import Case
+from stack.audit.takes import Repeat
 from stack.faults import Place
 
+ALIKE_LEVELS, ALIKE_FRAC = 4.0, 0.95  # encoded again, a block's mean moves by a level or two of 255
 DISTINCT_LEAST = 3  # a still scene may look the same in two takes; one in motion does not
 
 
@@ -57,7 +60,7 @@ def copies(found: Decoded) -> Iterator[Copy]:
 
 def _place(found: Decoded, of: tuple[str, Clip], frame: int) -> Place:
     file, (episode, _, _) = of
-    return Place(file, episode, frame, found.cameras[file])
+    return Place(found.files[file], episode, frame, found.cameras[file])
 
 
 def _fits(found: Decoded, file: str) -> bool:
@@ -68,3 +71,29 @@ def _runs(flags: NDArray[np.bool_], goes_on: NDArray[np.bool_]) -> Iterator[tupl
     for start, stop in runs_of(flags):
         cuts = [start, *(start + 1 + np.flatnonzero(~goes_on[start + 1 : stop])).tolist(), stop]
         yield from pairwise(cuts)
+
+
+def same_pictures(case: Case, repeat: Repeat) -> bool | None:
+    """Whether two takes show the same in every camera, also encoded again; None where none can be told."""
+    found = decoded(case)
+    answers = []
+    for camera in dict.fromkeys(found.cameras.values()):
+        sides = [_coarse(found, camera, episode) for episode in (repeat.earlier, repeat.later)]
+        if any(side is None for side in sides):
+            continue
+        left, right = (np.asarray(side, np.float32) for side in sides)
+        first = max(0, -repeat.lag)
+        left, right = left[first + repeat.lag :][: repeat.frames], right[first:][: repeat.frames]
+        count = min(len(left), len(right))
+        if count:
+            apart = np.abs(left[:count] - right[:count]).max(axis=1)
+            answers.append(bool((apart <= ALIKE_LEVELS).mean() >= ALIKE_FRAC))
+    return all(answers) if answers else None
+
+
+def _coarse(found: Decoded, camera: str, episode: int) -> NDArray[np.uint8] | None:
+    for name, clips in found.clips.items():
+        for own, start, count in clips if found.cameras[name] == camera else ():
+            if own == episode and name in found.scans:
+                return found.scans[name].coarse[start : start + count]
+    return None

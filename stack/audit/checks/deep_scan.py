@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stack.audit.shelter import reading
 from stack.errors import StackError
 
 BLOCKS, COLOUR_BLOCKS = 32, 16  # along each side, at most
+COARSE_BLOCKS = 4
 BLOCK_LEAST_PIXELS = 8  # smaller ones follow the encoder's noise
 SAME_LEVELS = 2.0  # of 255: two pictures whose blocks all agree within this are near-identical
 BLACK_LEVEL = 24  # of 255; limited-range black with noise stays below
@@ -47,6 +49,7 @@ class Job:
 
     Attributes:
         stop: where this file appears, the scan breaks off: a process pool cannot end what has begun.
+        column: of a row file, where the pictures lie in the rows; None for a video.
     """
 
     file: Path
@@ -54,6 +57,7 @@ class Job:
     fps: float
     clips: tuple[Clip, ...]
     stop: Path | None = None
+    column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Scan:
         decoded: pictures that could be decoded, of `frames`.
         lost: frames that could not be.
         digests: (frames,) uint64 of each picture's planes; 0 where lost, black or of one colour.
+        coarse: (frames, n) uint8: what is left of each picture in 4 x 4 blocks of brightness; 0 where lost.
     """
 
     name: str
@@ -109,21 +114,27 @@ class Scan:
     repeats: tuple[Repeat, ...]
     borders: tuple[Border, ...]
     digests: NDArray[np.uint64]
+    coarse: NDArray[np.uint8]
 
 
 def scan(job: Job) -> Scan:
     """Decode every picture of a file; what cannot be decoded is listed, never raised."""
     try:
-        frames, why, pictures = _pictures(job.file, job.stop)
+        with reading(job.file, bounded=False):
+            frames, why, pictures = _pictures(job.file, job.stop, job.column)
     except StackError as error:
         frames, why, pictures = 0, error.what, {}
+    except OSError as error:
+        frames, why, pictures = 0, str(error), {}
     digests = np.zeros(frames, np.uint64)
     known = np.zeros(frames, np.bool_)
     width = len(next(iter(pictures.values())).blocks) if pictures else 1
     blocks = np.zeros((frames, width), np.float16)
+    coarse = np.zeros((frames, COARSE_BLOCKS**2), np.uint8)
     black, flat = np.zeros(frames, np.bool_), np.zeros(frames, np.bool_)
     for frame, own in pictures.items():
         blocks[frame], digests[frame], known[frame] = own.blocks, own.digest, True
+        coarse[frame, : len(own.coarse)] = own.coarse
         black[frame], flat[frame] = own.is_black, own.is_flat and not own.is_black
     digests[black | flat] = 0
     least = max(LEAST_FRAMES, round(LEAST_S * job.fps))
@@ -139,25 +150,29 @@ def scan(job: Job) -> Scan:
         repeats=tuple(_repeats(blocks, known & ~black & ~flat, job, least)),
         borders=tuple(_borders(blocks, known, job)),
         digests=digests,
+        coarse=coarse,
     )
 
 
 @dataclass(frozen=True)
 class _Picture:
     blocks: Blocks
+    coarse: Blocks
     digest: int
     is_black: bool
     is_flat: bool
 
 
-def _pictures(file: Path, stop: Path | None) -> tuple[int, str, dict[int, _Picture]]:
+def _pictures(file: Path, stop: Path | None, column: str | None) -> tuple[int, str, dict[int, _Picture]]:
     """(frames in the file, why some are lost, picture by presentation number)."""
+    from stack.audit.checks.deep_rows import count_rows, row_planes
     from stack.dataset.video_decode import decode_planes
     from stack.dataset.video_index import index_video
 
-    frames, why = index_video(file).info.frames, ""
+    why = ""
+    frames = index_video(file).info.frames if column is None else count_rows(file)
     found: dict[int, _Picture] = {}
-    for frame, planes in decode_planes(file):
+    for frame, planes in decode_planes(file) if column is None else row_planes(file, column):
         if stop is not None and len(found) % LOOKS_EVERY == 0 and stop.exists():
             break
         if isinstance(planes, str):
@@ -175,6 +190,7 @@ def _reduced(planes: tuple[NDArray[np.uint8], ...]) -> _Picture:
     parts = [to_blocks(plane, side).reshape(-1) for plane, side in zip(planes, sides, strict=False)]
     return _Picture(
         blocks=np.concatenate(parts).astype(np.float16),
+        coarse=to_blocks(planes[0], COARSE_BLOCKS).reshape(-1),
         digest=int.from_bytes(digest.digest(), "little"),
         is_black=bool(parts[0].max() <= BLACK_LEVEL),
         is_flat=all(float(np.ptp(part)) <= FLAT_LEVELS for part in parts),

@@ -173,7 +173,8 @@ def files_open(case: Case) -> Iterator[Fault]:
     if rows.unread:
         total = len(evidence.layout.data_files)
         yield UNCHECKED_ROWS.fault(
-            f"{len(rows.unread)} of {total} row files could not be read; no check saw their rows",
+            f"{len(rows.unread)} of {total} row files could not be read; no check saw their rows, and"
+            " totals and statistics over all rows were not compared",
             places=tuple(Place(name) for name in rows.unread),
             count=len(rows.unread),
         )

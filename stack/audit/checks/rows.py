@@ -13,6 +13,7 @@ from stack.audit.checks.episodes import padded_share
 from stack.audit.declared import channel_name
 from stack.audit.kinds import Case, check, kind
 from stack.audit.rows import Column
+from stack.audit.takes import Repeat, agree, repeats, takes_of
 from stack.faults import Fault, Place
 
 NOT_FINITE = kind(
@@ -43,9 +44,10 @@ DUPLICATE = kind(
     "episode-duplicate",
     "warning",
     "rows",
-    title="two episodes have the same rows",
+    title="two episodes have the same rows, bit for bit or to rounding",
     consequence="the take counts twice; where one copy is held out, the test set leaks",
-    mend="exclude one of the two",
+    mend="exclude one of the two: `exclude_episodes: [...]` in the dataset manifest",
+    also={"note": "where `--deep` finds other pictures to the same rows: a replayed motion"},
 )
 HORIZON_LEAST = 2
 
@@ -153,7 +155,26 @@ def _counts_up(
     case: Case, name: str, numbers: NDArray[np.int64], right: NDArray[np.int64]
 ) -> Iterator[Fault]:
     rows = case.evidence.rows
-    wrong = np.flatnonzero((numbers != right) & rows.columns[name].present)
+    off = (numbers != right) & rows.columns[name].present
+    for span in rows.spans if name in ("frame_index", "episode_index") else ():
+        own = numbers[span.start : span.start + span.count]
+        jumps = np.flatnonzero(np.diff(own) != int(name == "frame_index"))
+        here = slice(span.start, span.start + span.count)
+        if not len(jumps) or not off[here].any():
+            continue
+        # Rows may be lost or in another order: `stack prepare` does not number over that.
+        row, count = int(np.flatnonzero(off[here])[0]), int(off[here].sum())
+        off[here] = False
+        yield INDEX_GAPS.fault(
+            f"{name} jumps within episode {span.episode}, first from {own[jumps[0]]} to"
+            f" {own[jumps[0] + 1]} at frame {jumps[0] + 1}; {count} of its {span.count} rows are wrong",
+            where=rows.place(span.start + row, name),
+            mend=f"exclude the episode (`exclude_episodes: [{span.episode}]`); `stack mend` numbers it again"
+            " where its rows are in order",
+            count=count,
+            data={"jumps": True, "first": int(own[row]), "right": int(right[span.start + row])},
+        )
+    wrong = np.flatnonzero(off)
     if len(wrong):
         row = int(wrong[0])
         yield INDEX_GAPS.fault(
@@ -200,7 +221,36 @@ def episode_short(case: Case) -> Iterator[Fault]:
 
 @check("equal episodes", DUPLICATE)
 def episodes_equal(case: Case) -> Iterator[Fault]:
-    """Episodes whose vector columns are equal bit for bit."""
+    """Episodes whose vector columns are equal bit for bit, or to rounding at some distance."""
+    equal: set[tuple[int, int]] = set()
+    for fault in _equal_bits(case):
+        equal.add((int(fault.data["of"]), fault.where.episode or 0))
+        yield fault
+    for repeat in repeats(takes_of(case.evidence)):
+        pair = repeat.earlier, repeat.later
+        if pair not in equal and agree(case.evidence, repeat):
+            yield _nearly(case, repeat)
+
+
+def _nearly(case: Case, repeat: Repeat) -> Fault:
+    from stack.audit.checks.deep_copies import same_pictures
+
+    count = case.evidence.rows.lengths[repeat.later]
+    which = f"all {count} frames" if repeat.frames == count else f"{repeat.frames} of {count} frames"
+    shift = f", {abs(repeat.lag)} frames {'later' if repeat.lag > 0 else 'earlier'}" if repeat.lag else ""
+    same = same_pictures(case, repeat) if case.deep else None
+    said = {None: "", True: "; the pictures are the same too", False: "; the pictures are others"}
+    place = next(Place(s.file, s.episode) for s in case.evidence.rows.spans if s.episode == repeat.later)
+    return DUPLICATE.fault(
+        f"episode {repeat.later} has, to rounding, the rows of episode {repeat.earlier}{shift} in"
+        f" {which}{said[same]}",
+        where=place,
+        severity="note" if same is False else None,
+        data={"of": repeat.earlier, "lag_frames": repeat.lag, "frames": repeat.frames, "same_pictures": same},
+    )
+
+
+def _equal_bits(case: Case) -> Iterator[Fault]:
     rows = case.evidence.rows
     names = [n for n in ("observation.state", "action") if n in rows.columns]
     columns = [values for n in names if (values := rows.columns[n].values) is not None]

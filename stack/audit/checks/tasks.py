@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 
@@ -98,7 +99,14 @@ def task_table(case: Case) -> Iterator[Fault]:
             message = f"task {entry.index} is {entry.text!r}, which is no text"
             yield NOT_TEXT.fault(message, where=place, data={"task_index": entry.index})
         elif not entry.text.strip():
-            yield EMPTY.fault(f"the text of task {entry.index} is {entry.text!r}", where=place)
+            known = _only_other_text(case)
+            right = json.dumps(known or "what the robot does", ensure_ascii=False)
+            told = ", as the episode table says" if known else ""
+            yield EMPTY.fault(
+                f"the text of task {entry.index} is {entry.text!r}",
+                where=place,
+                mend=f"in the dataset manifest: `tasks: {{{json.dumps(entry.text)}: {right}}}`{told}",
+            )
     numbers = [whole(entry.index) for entry in table.entries]
     if case.evidence.is_v3 and numbers != list(range(len(numbers))):
         row = next(i for i, number in enumerate(numbers) if number != i)
@@ -108,6 +116,14 @@ def task_table(case: Case) -> Iterator[Fault]:
         for value, count in Counter(values).items():
             if count > 1 and value is not None:
                 yield DOUBLED.fault(f"the {what} {value!r} is listed {count} times", where=place)
+
+
+def _only_other_text(case: Case) -> str | None:
+    """The one text that episodes list and the task table lacks; None where there is not exactly one."""
+    table = {entry.text for entry in case.evidence.tasks.entries if isinstance(entry.text, str)}
+    listed = [entry.tasks for entry in case.evidence.episodes if isinstance(entry.tasks, list)]
+    others = {text for tasks in listed for text in tasks if isinstance(text, str) and text.strip()} - table
+    return others.pop() if len(others) == 1 else None
 
 
 @check("tasks of rows and episodes", OUT_OF_RANGE, DIFFERS, CHANGES)

@@ -1,0 +1,176 @@
+"""What the record costs a training: `python -m bench.tracking_overhead`.
+
+A process does steps of fixed work on one core and writes its progress as the trainer does. Beside it, phases
+with and without the record take turns: with it, the recorder follows the progress ten times a second, samples
+the machine and writes the journal, and the shipper ships all the time, to a server that is well, away, or
+slow. Steps of neighbouring phases are compared, so that whatever else the machine does falls on both. The bar
+is on the steps' time; where other work fills the cores, their processor time says more. Exit code 1: a bar is
+missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from bench.table import Line, is_busy, machine, render
+from stack.errors import StackError
+from stack.tracking import Journal, Server, ship
+from stack.tracking.sampler import Sampler
+
+PHASE_S, PHASES = 3.0, 20
+BAR = 1.01
+TRAINER = """
+import json, sys, time
+from pathlib import Path
+import numpy
+from stack.train.worker import emitter
+events, times, end = Path(sys.argv[1]), [], time.time() + float(sys.argv[2])
+emit, a = emitter(events, True), numpy.random.default_rng(0).random((220, 220))
+step, spent_s = 0, 0.0
+while time.time() < end:
+    began, wall, cpu = time.time(), time.perf_counter(), time.process_time()
+    for _ in range(40):
+        a = a @ a; a /= a.max()
+    step += 1
+    if step % 10 == 0:
+        asked = time.perf_counter()
+        emit("window", step=step, loss=1.0, lr=1e-5, grad_norm=1.0, step_s=0.1, samples_per_s=1.0)
+        spent_s += time.perf_counter() - asked
+    times.append((began, time.perf_counter() - wall, time.process_time() - cpu))
+print(json.dumps({"times": times, "emit_s": spent_s}))
+"""
+
+
+class Slow(BaseHTTPRequestHandler):
+    """Takes every request and answers after two seconds, with an error."""
+
+    def do_GET(self) -> None:
+        time.sleep(2)
+        self.send_response(503)
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+class Record:
+    """The recorder's work, switched on and off."""
+
+    def __init__(self, folder: Path, events: Path, server: str) -> None:
+        self.journal = Journal(folder, name="bench", experiment="stack/train")
+        self.sampler = Sampler(self.journal, "cpu", folder)
+        self.folder, self.events, self.server, self.offset = folder, events, server, 0
+        self.is_on, self.is_over = threading.Event(), False
+        self.threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._poll, self._ship)]
+        for thread in self.threads:
+            thread.start()
+
+    def end(self) -> None:
+        self.is_over = True
+        self.is_on.set()
+        for thread in self.threads:
+            thread.join()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        while not self.is_over:
+            self.is_on.wait()
+            work()
+
+    def _poll(self) -> None:
+        self.sampler.poll()
+        with self.events.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                self.offset += len(line)
+                event = json.loads(line)
+                self.journal.metrics(
+                    {"train/loss": event["loss"], "train/lr": event["lr"]}, step=event["step"]
+                )
+        time.sleep(0.1)
+
+    def _ship(self) -> None:
+        with contextlib.suppress(StackError):
+            ship(self.folder, self.server)
+        time.sleep(1.0)
+
+
+def measure(scratch: Path, name: str, server: str) -> Line:
+    folder = scratch / name
+    folder.mkdir()
+    events = folder / "events.jsonl"
+    events.touch()
+    command = [sys.executable, "-c", TRAINER, str(events), str(PHASE_S * PHASES)]
+    record = Record(folder, events, server)
+    spent = _cpu_s()
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    switched = []
+    for phase in range(PHASES):
+        (record.is_on.set if phase % 2 else record.is_on.clear)()
+        switched.append(time.time())
+        time.sleep(PHASE_S)
+    said = child.communicate()[0]
+    spent = _cpu_s() - spent
+    record.end()
+    told = json.loads(said)
+    ratios = [_ratios(told["times"], switched, index) for index in (1, 2)]
+    wall, cpu = (statistics.median(own) for own in ratios)
+    share = told["emit_s"] / sum(step[1] for step in told["times"])
+    return Line(
+        f"a step with the record over one without, server {name}",
+        f"{wall:.4f} of the time, {cpu:.4f} of the CPU; progress is {share:.3%} of the trainer",
+        f"recorder and shipper: {spent / (PHASES * PHASE_S / 2):.3f} CPU-s a second",
+        f"at most {BAR}",
+        # One per cent cannot be told while other work takes the cores, for better or for worse.
+        None if is_busy() else wall <= BAR,
+    )
+
+
+def _ratios(times: list[list[float]], switched: list[float], index: int) -> list[float]:
+    """On over off, for each pair of neighbouring phases, of the median step."""
+    medians: list[list[float]] = [[] for _ in switched]
+    for step in times:
+        phase = max((n for n, began in enumerate(switched) if began <= step[0]), default=0)
+        medians[phase].append(step[index])
+    own = [statistics.median(steps) for steps in medians if steps]
+    # Each phase with the record stands between two without it.
+    return [2 * own[n] / (own[n - 1] + own[n + 1]) for n in range(1, len(own) - 1, 2)]
+
+
+def _cpu_s() -> float:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime
+
+
+def main() -> int:
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="bench-tracking-") as folder:
+        scratch = Path(folder)
+        with Server.start(scratch / "store") as server:
+            lines.append(measure(scratch, "well", server.uri))
+            away = server.uri
+        lines.append(measure(scratch, "away", away))
+        with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as slow:
+            slow.daemon_threads = True
+            threading.Thread(target=slow.serve_forever, daemon=True).start()
+            lines.append(measure(scratch, "slow", f"http://127.0.0.1:{slow.server_address[1]}"))
+            slow.shutdown()
+    print(render(lines) + f"\nMeasured on {machine()}.")
+    return int(any(line.holds is False and not line.is_busy for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""How long a long run takes to ship and to open: `python -m bench.tracking_size`.
+
+A run of 30,000 steps with 40 metrics each step, shipped to a fresh server on loopback; the rival is MLflow's
+own client, which is given a part of the same points in batches of 1,000 (the whole is extrapolated). Then the
+run's overview and its charts are opened in headless Chromium, where one is installed. Exit code 1: a bar is
+missed. Processor seconds are the shipper's and the server's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.table import Line, is_busy, machine, render
+from stack.tracking import Journal, Server, ship
+from stack.tracking.journal import JOURNAL
+
+STEPS, METRICS, RIVAL_POINTS = 30_000, 40, 20_000
+SHIP_BAR_S, OPEN_BAR_S = 60.0, 3.0
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "screenshot_ui.py"
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="bench-tracking-") as scratch:
+        folder = Path(scratch) / "run"
+        write_run(folder)
+        megabytes = (folder / JOURNAL).stat().st_size / 1e6
+        with Server.start(Path(scratch) / "store") as server:
+            spent, served = _cpu_s(), _cpu_s_of(server.pid)
+            report = ship(folder, server.uri)
+            spent, served = _cpu_s() - spent, _cpu_s_of(server.pid) - served
+            run = report.runs[0]
+            rival_s = rival(server.uri) * STEPS * METRICS / RIVAL_POINTS
+            idle = _cpu_s()
+            again = ship(folder, server.uri)
+            idle = _cpu_s() - idle
+            opened = open_pages(server.uri, run.experiment_id, run.mlflow_run_id, Path(scratch))
+    lines = [
+        Line(
+            f"ship {STEPS:,} steps x {METRICS} metrics, a journal of {megabytes:.0f} MB",
+            f"{report.duration_s:.1f} s, {spent:.1f} + {served:.1f} CPU-s, {report.points_sent:,} points",
+            f"MLflow, {STEPS * METRICS:,} points: {rival_s:.0f} s, {rival_s / report.duration_s:.0f}x",
+            f"under {SHIP_BAR_S:.0f} s",
+            report.duration_s < SHIP_BAR_S,
+            is_busy(),
+        ),
+        Line(
+            "ship again",
+            f"{again.duration_s:.1f} s, {idle:.1f} CPU-s, {again.points_sent} points",
+            "",
+            "no point",
+            not again.points_sent,
+        ),
+    ]
+    for name, seconds in opened.items():
+        lines.append(
+            Line(name, f"{seconds:.1f} s", "", f"under {OPEN_BAR_S:.0f} s", seconds < OPEN_BAR_S, is_busy())
+        )
+    if not opened:
+        lines.append(Line("open the run", "", "", f"under {OPEN_BAR_S:.0f} s", None))
+    print(render(lines) + f"\nMeasured on {machine()}.")
+    return int(any(line.holds is False and not line.is_busy for line in lines))
+
+
+def write_run(folder: Path) -> None:
+    """A whole journal with a curve for each metric."""
+    rng = random.Random(1)
+    journal = Journal(folder, name="long", experiment="stack/train")
+    for step in range(STEPS):
+        values = {f"train/m{n:02d}": (n + 1) / (1 + step / 900) + rng.gauss(0, 0.05) for n in range(METRICS)}
+        journal.metrics(values, step=step)
+    journal.end("FINISHED")
+    journal.close()
+
+
+def rival(uri: str) -> float:
+    """Seconds that MLflow's own client takes for a part of as many points."""
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    run = client.create_run(client.create_experiment("rival"))
+    started = time.monotonic()
+    points = [
+        Metric(f"m{n % METRICS}", float(n), 1_700_000_000_000 + n, n // METRICS) for n in range(RIVAL_POINTS)
+    ]
+    for start in range(0, RIVAL_POINTS, 1000):
+        client.log_batch(run.info.run_id, metrics=points[start : start + 1000])
+    return time.monotonic() - started
+
+
+def open_pages(uri: str, experiment: str, run: str, scratch: Path) -> dict[str, float]:
+    """Seconds from asking for a page to its being drawn; not on a first visit."""
+    spec = importlib.util.spec_from_file_location("screenshot_ui", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        browser = module.open_browser(str(scratch / "profile"))
+    except SystemExit:
+        return {}
+    address = f"{uri}/#/experiments/{experiment}/runs/{run}"
+    seconds = {}
+    try:
+        module.close_assistant(browser, uri)
+        for name, place, wanted in (
+            ("(first visit)", f"{address}?{module.MODE}", "h2, h3, h4"),
+            ("open the run", f"{address}?{module.MODE}", "h2, h3, h4"),
+            ("open its charts", f"{address}/model-metrics?{module.MODE}", module.CHART),
+        ):
+            browser.get("about:blank")
+            started = time.monotonic()
+            browser.get(place)
+            while not browser.find_elements("css selector", wanted) and time.monotonic() - started < 120:
+                time.sleep(0.05)
+            seconds[name] = time.monotonic() - started
+    finally:
+        browser.quit()
+    seconds.pop("(first visit)")
+    return seconds
+
+
+def _cpu_s() -> float:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime
+
+
+def _cpu_s_of(pid: int) -> float:
+    """Of another process; proc(5), /proc/pid/stat, fields 14 and 15."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

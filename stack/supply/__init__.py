@@ -1,0 +1,1 @@
+"""What comes from outside as packages and images: locks, wheelhouses, licences, the container image."""

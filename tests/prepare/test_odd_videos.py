@@ -1,0 +1,132 @@
+"""Videos as cameras and tools leave them: sound, other encoder settings, other codecs."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from stack.dataset.digest import content_digest
+from stack.dataset.read import read_dataset
+from stack.prepare import Prepared
+from stack.prepare.direct import preview, request, run
+
+HEAD = "observation.images.head"
+FPS = 10
+
+
+def join(sources: list[Path], out: Path, *, version: str = "v3.0", videos: str = "join") -> Prepared:
+    loaded = request(sources, out, version=version)
+    return run(loaded, out=out, videos=videos, jobs=1, replace=False, log=lambda _: None)
+
+
+def encode(
+    file: Path, pictures: list[np.ndarray], codec: str, options: dict[str, str], *, sound: bool
+) -> None:
+    with av.open(str(file), "w", options={"video_track_timescale": "10240"}) as container:
+        video = container.add_stream(codec, rate=FPS, options=options)
+        video.height, video.width = pictures[0].shape[:2]
+        video.pix_fmt = "yuv420p"
+        audio = container.add_stream("aac", rate=16000, layout="mono") if sound else None
+        for number, picture in enumerate(pictures):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, FPS)
+            container.mux(video.encode(frame))
+        if audio is not None:
+            silence = av.AudioFrame.from_ndarray(
+                np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+            )
+            silence.sample_rate = 16000
+            container.mux([*audio.encode(silence), *audio.encode(None)])
+        container.mux(video.encode(None))
+
+
+@pytest.fixture
+def make(tmp_path: Path, deliveries: Any) -> Any:
+    """A delivery of two episodes and one camera, whose files are encoded as asked."""
+
+    def write(name: str, number: int, codec: str = "libx264", sound: bool = False, **options: str) -> Path:
+        wanted = deliveries.Delivery(number=number, cameras=((HEAD, 64, 64),), lengths=(5, 4))
+        root = Path(deliveries.write_delivery(tmp_path / name, wanted))
+        for episode, length in enumerate(wanted.lengths):
+            names = [deliveries.identity(number, 0, episode, frame) for frame in range(length)]
+            pictures = [deliveries.paint(n, 64, 64) for n in names]
+            file = root / f"videos/chunk-000/{HEAD}/episode_{episode:06d}.mp4"
+            encode(file, pictures, codec, options, sound=sound)
+        return root
+
+    return write
+
+
+def identities(root: Path, deliveries: Any) -> list[int]:
+    """What the pictures of the dataset say, episode by episode, by a plain decoder."""
+    said: list[int] = []
+    for episode in read_dataset(root).episodes:
+        clip = episode.clips[HEAD]
+        with av.open(str(clip.file)) as container:
+            pictures = [p.to_ndarray(format="rgb24") for p in container.decode(video=0)]
+        said += [deliveries.read_identity(p) for p in pictures[clip.start : clip.start + clip.count]]
+    return said
+
+
+def meant(deliveries: Any, *numbers: int) -> list[int]:
+    return [
+        deliveries.identity(number, 0, episode, frame)
+        for number in numbers
+        for episode, length in enumerate((5, 4))
+        for frame in range(length)
+    ]
+
+
+@pytest.mark.parametrize("videos", ["join", "link"])
+def test_sound_is_left_out_with_a_note(make, tmp_path: Path, deliveries: Any, videos: str) -> None:
+    a, b = make("a", 0), make("b", 1, sound=True)
+    note = f"b: {HEAD} has sound in episodes 0-1; it is left out"
+    out = tmp_path / "out"
+    assert note in preview(request([a, b], out), videos=videos, jobs=1)
+    assert note in join([a, b], out, videos=videos).notes
+    for file in out.rglob("*.mp4"):
+        with av.open(str(file)) as container:
+            assert [stream.type for stream in container.streams] == ["video"]
+    assert json.loads((out / "meta/info.json").read_text())["features"][HEAD]["info"]["has_audio"] is False
+    assert identities(out, deliveries) == meant(deliveries, 0, 1)
+    assert not [text for text in join([a], tmp_path / "a-out").notes if "sound" in text]
+
+
+def test_other_encoder_settings_begin_a_new_file_with_a_note(make, tmp_path: Path, deliveries: Any) -> None:
+    """The same codec and size, other parameter sets: no file mixes them, and no picture is encoded anew."""
+    plain = {"g": "12", "crf": "12"}
+    a, b = make("a", 0, bf="2", **plain), make("b", 1, bf="0", profile="baseline", **plain)
+    c = make("c", 2, bf="2", **plain)
+    done = join([a, b, c], tmp_path / "out")
+    files = sorted((tmp_path / "out/videos").rglob("*.mp4"))
+    assert [file.name for file in files] == ["file-000.mp4", "file-001.mp4", "file-002.mp4"]
+    rolled = [note for note in done.notes if "a new file begins at episode" in note]
+    assert [note.split("episode ")[1].split(":")[0] for note in rolled] == ["2", "4"]
+    assert all("codec parameters (extradata) differ" in note for note in rolled)
+    assert identities(tmp_path / "out", deliveries) == meant(deliveries, 0, 1, 2)
+    # Each joined file decodes to the sources' pictures, bit for bit.
+    for source, file in zip((a, b, c), files, strict=True):
+        given = [p for f in sorted((source / "videos").rglob("*.mp4")) for p in _decoded(f)]
+        assert all(np.array_equal(x, y) for x, y in zip(given, _decoded(file), strict=True))
+
+
+def _decoded(file: Path) -> list[np.ndarray]:
+    with av.open(str(file)) as container:
+        return [p.to_ndarray() for p in container.decode(video=0)]
+
+
+def test_av1_is_copied_there_and_back(make, tmp_path: Path, deliveries: Any) -> None:
+    source = make("a", 3, codec="libsvtav1", g="2", preset="12", crf="20")
+    join([source], tmp_path / "v30")
+    join([tmp_path / "v30"], tmp_path / "v21", version="v2.1")
+    assert identities(tmp_path / "v30", deliveries) == meant(deliveries, 3)
+    digests = {content_digest(read_dataset(root)) for root in (source, tmp_path / "v30", tmp_path / "v21")}
+    assert len(digests) == 1
+    info = json.loads((tmp_path / "v30/meta/info.json").read_text())["features"][HEAD]["info"]
+    assert info["video.codec"] == "av1"

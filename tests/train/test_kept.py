@@ -1,0 +1,151 @@
+"""What the guard does beyond stopping: skip and count, keep the batch, replay it; what stands still."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stack.errors import BadRequest
+from stack.train.guard import Guard
+
+NAN_STEPS = (3, 5)
+
+
+@pytest.fixture
+def poisoned(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps 3 and 5 take a frame whose action 7 is not a number."""
+    from stack.train.data import Collate, Order
+
+    total = toys.EPISODES * toys.LENGTH
+    bad = {next(iter(Order(total, 4, 1000).batches(step - 1, step)))[1] for step in NAN_STEPS}
+    original = Collate.__call__
+
+    def collate(self: Collate, samples: list[Any]) -> Any:
+        for sample in samples:
+            if int(sample["index"]) in bad:
+                sample["action"][0, 7] = float("nan")
+        return original(self, samples)
+
+    monkeypatch.setattr(Collate, "__call__", collate)
+
+
+@pytest.mark.lerobot
+def test_bad_steps_are_skipped_counted_and_kept(
+    toys: Any, world: Any, tmp_path: Path, poisoned: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    seen: list[float] = []
+    original = torch.optim.AdamW.step
+
+    def watched(self: Any, *given: Any, **named: Any) -> Any:
+        seen.append(self.param_groups[0]["lr"])
+        return original(self, *given, **named)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    train = {"steps": 6, "on_bad_step": "skip", "log_every": 1, "save_every": 6}
+    job = toys.make_job(world, tmp_path, train=train)
+    _, run = toys.run_here(job)
+    assert run.trip is None and [trip.step for trip in run.skipped] == [3, 5]
+    assert [loss is None for loss in run.losses] == [False, False, True, False, True, False]
+    assert all(math.isfinite(loss) for loss in run.losses if loss is not None)
+    # The weights were moved four times; the schedule went on all the same.
+    assert len(seen) == 4
+    assert [step for step, _ in run.windows] == [1, 2, 4, 6]
+    assert sorted(p.name for p in (job.out / "kept").iterdir()) == [
+        "step-000003-rank-0.pt",
+        "step-000005-rank-0.pt",
+    ]
+    # A resume knows them.
+    again = toys.make_job(world, tmp_path, is_resume=True, train=train)
+    _, resumed = toys.run_here(again)
+    assert resumed.losses == run.losses
+
+
+@pytest.mark.lerobot
+def test_more_bad_steps_than_allowed_stop(toys: Any, world: Any, tmp_path: Path, poisoned: None) -> None:
+    train = {"steps": 6, "on_bad_step": "skip", "max_skipped": 1}
+    _, run = toys.run_here(toys.make_job(world, tmp_path, train=train))
+    assert [trip.step for trip in run.skipped] == [3]
+    assert run.trip is not None and (run.trip.outcome, run.trip.step) == ("nonfinite", 5)
+    assert "stack train --replay kept/step-000005-rank-0.pt" in run.message
+
+
+@pytest.mark.lerobot
+def test_a_replay_gives_the_loss_again(toys: Any, world: Any, tmp_path: Path) -> None:
+    """An explosion at step 4, made by a tight guard; replayed with the weights of step 3, bit by bit."""
+    from stack.train import replay_file
+
+    plain = toys.make_job(world, tmp_path / "plain", train={"steps": 4})
+    _, whole = toys.run_here(plain)
+    job = toys.make_job(world, tmp_path / "out", train={"steps": 4, "save_every": 1})
+    job.write(job.out / "job.json")
+    with pytest.MonkeyPatch.context() as patch:
+        judge = Guard.loss
+
+        def strict(self: Guard, step: int, loss: float) -> Any:
+            self.factor = 1e-3 if step == 4 else 50.0
+            return judge(self, step, loss)
+
+        patch.setattr(Guard, "loss", strict)
+        _, run = toys.run_here(job)
+    assert run.trip is not None and (run.trip.outcome, run.trip.step) == ("exploded", 4)
+    said: list[str] = []
+    # A stage's folder is renamed when it is whole.
+    (tmp_path / "out").rename(tmp_path / "renamed")
+    kept = tmp_path / "renamed" / "kept"
+    answer = replay_file(kept / "step-000004-rank-0.pt", log=said.append)
+    assert (answer["step"], answer["weights_step"], answer["is_exact"]) == (4, 3, True)
+    assert answer["loss"] == answer["was"] == whole.losses[3]
+    assert answer["grad_norm"] > 0 and answer["culprits"] == []
+    assert "with the checkpoint of step 3" in said[0]
+    assert not any(p.name.startswith(".") for p in kept.iterdir())
+
+
+def test_a_file_that_is_no_kept_batch(tmp_path: Path) -> None:
+    from stack.train import replay_file
+
+    with pytest.raises(BadRequest, match="no kept batch here"):
+        replay_file(tmp_path / "kept" / "step-000001-rank-0.pt")
+
+
+def test_a_loss_that_does_not_move() -> None:
+    def trips(last: float) -> list[Any]:
+        guard = Guard(50, stall_steps=50)
+        losses = [2.0] * 40 + [last] * 20
+        return [t for step, loss in enumerate(losses, 1) if (t := guard.loss(step, loss))]
+
+    assert trips(1.0) == []
+    (trip,) = trips(1.95)
+    assert (trip.outcome, trip.step) == ("stalled", 50)
+    assert "was 2 over the first 10 steps and is 1.95 over the last 10 of 50" in trip.message
+
+
+def test_a_rank_that_lags() -> None:
+    guard = Guard(50, lag_factor=3.0, lag_steps=4)
+    even, slow = [0.1, 0.11, 0.1, 0.12], [0.1, 0.11, 0.5, 0.12]
+    for step, busy_s in enumerate([even, slow, slow, slow, even, slow, slow, slow], 1):
+        assert guard.ranks(step, busy_s) is None
+    trip = guard.ranks(9, slow)
+    assert trip is not None and trip.outcome == "lagging"
+    assert "rank 2 needed 0.5 s for its part of step 9, the others 0.11 s" in trip.message
+    assert guard.ranks(1, [9.0]) is None
+    two = Guard(50, lag_factor=3.0, lag_steps=1)
+    assert two.ranks(1, [0.1, 0.2]) is None
+    found = two.ranks(2, [0.1, 0.4])
+    assert found is not None and "rank 1" in found.message
+
+
+@pytest.mark.lerobot
+def test_a_training_that_does_not_move_stops(toys: Any, world: Any, tmp_path: Path) -> None:
+    """A learning rate of next to nothing: the noise of twenty steps hides no fall."""
+    train = {"steps": 30, "learning_rate": 1e-12, "stall_steps": 20, "batch_per_device": 4}
+    _, run = toys.run_here(toys.make_job(world, tmp_path, train=train))
+    assert run.trip is not None and (run.trip.outcome, run.trip.step) == ("stalled", 20)
+    assert "the loss does not move" in run.message and len(run.losses) == 19
+    train = {**train, "learning_rate": 3e-3, "steps": 21}
+    _, moving = toys.run_here(toys.make_job(world, tmp_path / "moving", train=train))
+    assert moving.trip is None

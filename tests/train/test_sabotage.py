@@ -1,0 +1,394 @@
+"""Things that go wrong, one by one: each stops the training, with words that name it.
+
+Nothing is simulated that can be done: files are cut, processes killed, ports taken. The list at the end is
+the catalogue; a line of it that passes is a fault that a person would have been told of.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stack.errors import StackError
+from stack.files import read_json, write_json
+from stack.train import train
+from stack.train.result import TrainResult
+
+pytestmark = pytest.mark.lerobot
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a sabotage happens: the helpers, what a toy run reads, and a folder of its own."""
+
+    toys: Any
+    world: Any
+    folder: Path
+
+    def other_world(self, *, dataset: Path | None = None, mirror: Path | None = None) -> Any:
+        world = self.world
+        return self.toys.World(
+            dataset or world.dataset, mirror or world.mirror, world.models, world.golden_ids
+        )
+
+    def copied(self, what: Path) -> Path:
+        return Path(shutil.copytree(what, self.folder / what.name))
+
+    def here(self, world: Any = None, **changes: Any) -> str:
+        """Train in this process; the guard's words where it stops it."""
+        job = self.toys.make_job(world or self.world, self.folder / "out", **changes)
+        _, run = self.toys.run_here(job)
+        return str(run.message)
+
+    def door(self, log: Callable[[str], None] = lambda _: None, **changes: Any) -> TrainResult:
+        world = self.world
+        return train(
+            self.toys.run_manifest(**changes),
+            dataset=world.dataset,
+            mirror=world.mirror,
+            models=world.models,
+            out=self.folder / "out",
+            log=log,
+        )
+
+
+def cut_weights(stage: Stage) -> str:
+    mirror = stage.copied(stage.world.mirror)
+    file = mirror / "toy-pi05" / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    return stage.here(stage.other_world(mirror=mirror))
+
+
+def weights_of_another_policy(stage: Stage) -> str:
+    from safetensors.torch import load_file, save_file
+
+    mirror = stage.copied(stage.world.mirror)
+    file = mirror / "toy-pi05" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["action_in_proj.weight"]
+    save_file(tensors, file)
+    return stage.here(stage.other_world(mirror=mirror))
+
+
+def wrong_tokenizer(stage: Stage) -> str:
+    mirror = stage.copied(stage.world.mirror)
+    file = mirror / "toy-tokenizer" / "tokenizer.json"
+    raw = read_json(file)
+    vocab = raw["model"]["vocab"]
+    vocab["T"], vocab["U"] = vocab["U"], vocab["T"]
+    raw["model"]["merges"] = []
+    write_json(file, raw)
+    return stage.here(stage.other_world(mirror=mirror))
+
+
+def no_model(stage: Stage) -> str:
+    mirror = stage.copied(stage.world.mirror)
+    (mirror / "toy-pi05" / "model.safetensors").unlink()
+    return stage.here(stage.other_world(mirror=mirror))
+
+
+def no_dataset(stage: Stage) -> str:
+    return stage.here(stage.other_world(dataset=stage.folder / "nowhere"))
+
+
+def nan_in_a_row(stage: Stage) -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    dataset = stage.copied(stage.world.dataset)
+    (file,) = (dataset / "data").rglob("*.parquet")
+    table = pq.read_table(file)
+    rows = table["action"].to_pylist()
+    for frame in range(30, 36):
+        rows[frame][4] = float("nan")
+    column = pa.array(rows, table.schema.field("action").type)
+    pq.write_table(table.set_column(table.schema.get_field_index("action"), "action", column), file)
+    return stage.here(stage.other_world(dataset=dataset), train={"steps": 30})
+
+
+def gradient_that_overflows(stage: Stage) -> str:
+    """A backward pass whose numbers leave float32: the loss itself is an ordinary one."""
+    import torch
+
+    from stack.train import session
+
+    original = session.make_objective
+
+    class Overflow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Any) -> Any:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * 1e38 * 1e38
+
+    def make(*given: Any) -> Any:
+        objective = original(*given)
+        objective.register_forward_hook(lambda _m, _i, out: (Overflow.apply(out[0]), *out[1:]))
+        return objective
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "make_objective", make)
+        return stage.here()
+
+
+def broken_video(stage: Stage) -> str:
+    dataset = stage.copied(stage.world.dataset)
+    (file,) = (dataset / "videos" / "observation.images.hand").rglob("*.mp4")
+    whole = bytearray(file.read_bytes())
+    # The index stands at the front; pictures from the middle on are gone, but for the first frame's.
+    whole[len(whole) // 2 :] = bytes(len(whole) - len(whole) // 2)
+    file.write_bytes(whole)
+    return stage.here(stage.other_world(dataset=dataset), train={"steps": 30})
+
+
+def missing_video(stage: Stage) -> str:
+    """Gone while the training runs: a share that is unmounted, say. An open file would not notice."""
+    dataset = stage.copied(stage.world.dataset)
+    job = stage.toys.make_job(stage.other_world(dataset=dataset), stage.folder / "out")
+
+    def should_stop() -> bool:
+        from stack.train import lines
+
+        shutil.rmtree(dataset / "videos", ignore_errors=True)
+        from stack.train.frames import FrameReader
+
+        lines.install_decoder(FrameReader())
+        return False
+
+    _, run = stage.toys.run_here(job, should_stop)
+    return str(run.message)
+
+
+def unsliced_state(stage: Stage) -> str:
+    """The state as the field project's export had it: 163 wide, in rows, metadata and statistics."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    key, dataset = "observation.state", stage.copied(stage.world.dataset)
+    (file,) = (dataset / "data").rglob("*.parquet")
+    table = pq.read_table(file).replace_schema_metadata(None)
+    rows = [(row * 11)[:163] for row in table[key].to_pylist()]
+    column = pa.array(rows, pa.list_(pa.float32(), 163))
+    pq.write_table(table.set_column(table.schema.get_field_index(key), key, column), file)
+    info, stats = (read_json(dataset / "meta" / name) for name in ("info.json", "stats.json"))
+    info["features"][key].update(shape=[163], names=[f"channel {i}" for i in range(163)])
+    stats[key] = {
+        name: value if name == "count" else (value * 11)[:163] for name, value in stats[key].items()
+    }
+    write_json(dataset / "meta" / "info.json", info)
+    write_json(dataset / "meta" / "stats.json", stats)
+    return stage.here(stage.other_world(dataset=dataset))
+
+
+def wrong_global_batch(stage: Stage) -> str:
+    try:
+        stage.toys.run_manifest(train={"global_batch": 32})
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def adapters_for_nothing(stage: Stage) -> str:
+    return stage.here(train={"lora": {"targets": ["q_poj"]}})
+
+
+def full_disk(stage: Stage) -> str:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        return stage.here()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def changed_checkpoint(stage: Stage) -> str:
+    stage.here(train={"steps": 2})
+    file = stage.folder / "out" / "checkpoints" / "000002" / "pretrained_model" / "model.safetensors"
+    with file.open("r+b") as raw:
+        raw.seek(-5, os.SEEK_END)
+        raw.write(b"\x3f")
+    return stage.here(is_resume=True, train={"steps": 2})
+
+
+def little_shared_memory(stage: Stage) -> str:
+    """As many workers as this host's shared memory does not hold: as a container's 64 MB for two."""
+    shm = os.statvfs("/dev/shm")
+    workers = shm.f_frsize * shm.f_bavail // (64 * 1024**2) + 1
+    return stage.door(train={"workers": workers}).message
+
+
+def too_few_devices(stage: Stage) -> str:
+    return stage.door(device={"count": 4096}, train={"global_batch": 4 * 4096}).message
+
+
+def port_in_use(stage: Stage) -> str:
+    from stack.manifests.run import Device
+    from stack.train.preflight import check_ports, needed_ports
+
+    with socket.socket() as taken, pytest.MonkeyPatch.context() as patch:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        patch.setenv("HCCL_IF_BASE_PORT", str(taken.getsockname()[1]))
+        check_ports(needed_ports(Device(kind="npu", count=8)))
+    return ""
+
+
+def stale_trainer(stage: Stage) -> str:
+    """A trainer of this folder that an earlier start left, as `ps` shows it."""
+    job = stage.folder / "out" / "job.json"
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", "stack.train.worker", str(job)]
+    child = subprocess.Popen(command)
+    try:
+        return stage.door().message
+    finally:
+        child.kill()
+        child.wait()
+
+
+def one_process_for_two(stage: Stage) -> str:
+    """What some launchers do without a word: a single process where two were asked for."""
+    from stack.train.child import environment
+    from stack.train.failure import first_failure
+
+    changes = {"device": {"count": 2}, "train": {"batch_per_device": 2}}
+    job = stage.toys.make_job(stage.world, stage.folder / "out", **changes)
+    job.write(job.out / "job.json")
+    env = environment(job.out / ".home", is_cpu=True, ranks=1)
+    command = [sys.executable, "-m", "stack.train.worker", str(job.out / "job.json")]
+    done = subprocess.run(command, env=env, capture_output=True, check=False)
+    failed = first_failure(job.out)
+    assert done.returncode == 3 and failed is not None
+    return str(failed["what"])
+
+
+def processes() -> Iterator[tuple[int, int, list[str]]]:
+    """(pid, parent's pid, environment) of all that can be seen."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            yield int(entry.name), int(fields[1]), environment
+
+
+def killer(choose: Callable[[list[tuple[int, int, list[str]]], int], int]) -> Callable[[str], None]:
+    """A log that, at the second step, kills one process among those below the launcher's child."""
+    done: list[int] = []
+
+    def log(line: str) -> None:
+        if line.startswith("step 2/") and not done:
+            everything = list(processes())
+            child = next(pid for pid, parent, _ in everything if parent == os.getpid() and _is_trainer(pid))
+            done.append(choose(everything, child))
+            os.kill(done[0], signal.SIGKILL)
+
+    return log
+
+
+def _is_trainer(pid: int) -> bool:
+    return "stack.train.worker" in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+
+
+LONG_RUN = {"steps": 100_000, "log_every": 1, "save_every": 100_000}
+
+
+def killed_trainer(stage: Stage) -> str:
+    result = stage.door(killer(lambda _, child: child), train=LONG_RUN)
+    assert result.outcome == "killed"
+    return result.message
+
+
+def killed_loader_worker(stage: Stage) -> str:
+    log = killer(lambda found, child: next(pid for pid, parent, _ in found if parent == child))
+    return stage.door(log, train={**LONG_RUN, "workers": 1}).message
+
+
+def killed_rank(stage: Stage) -> str:
+    log = killer(lambda found, _: next(p for p, _, env in found if "RANK=1" in env and _is_trainer(p)))
+    result = stage.door(log, device={"count": 2}, train={**LONG_RUN, "batch_per_device": 2})
+    assert result.outcome == "killed"
+    return result.message
+
+
+def rank_that_fails_first(stage: Stage) -> str:
+    """A frame of the second rank's that cannot be read; the first rank only sees a closed connection."""
+    from stack.train.data import Order
+
+    order = Order(stage.toys.EPISODES * stage.toys.LENGTH, 2, 1000, world=2, rank=1)
+    frame = next(iter(order.batches(2, 3)))[0]
+    planted = stage.folder / "site"
+    planted.mkdir()
+    (planted / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if any('stack.train.worker' in word for word in sys.orig_argv):\n"
+        "    from stack.train import data\n"
+        "    read = data.Samples.__getitem__\n"
+        "    def planted(self, index):\n"
+        f"        if index == {frame}:\n"
+        "            return data.Unreadable(index, 'the disk says no')\n"
+        "        return read(self, index)\n"
+        "    data.Samples.__getitem__ = planted\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{planted}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        settings = {"batch_per_device": 2, "steps": 100, "warmup_steps": 1}
+        return stage.door(device={"count": 2}, train=settings).message
+
+
+CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
+    (cut_weights, "weights-broken", "cut short or no safetensors"),
+    (weights_of_another_policy, "weights-do-not-fit", "action_in_proj.weight: not in the file"),
+    (wrong_tokenizer, "golden-differs", "the tokenizer does not encode as it must"),
+    (no_model, "model-missing", "the mirror has no model.safetensors of 'toy-pi05'"),
+    (no_dataset, "dataset-missing", "there is no dataset here"),
+    (nan_in_a_row, "", "action 'joint_4' = nan"),
+    (gradient_that_overflows, "", "the gradient norm of step 1 is"),
+    (broken_video, "sample-unreadable", "cannot be read"),
+    (missing_video, "sample-unreadable", "cannot be opened"),
+    (unsliced_state, "policy-too-narrow", "observation.state is 163 wide, and the policy takes 32"),
+    (wrong_global_batch, "", "global_batch is 32, but batch_per_device 4"),
+    (adapters_for_nothing, "lora-targets-unknown", "matches no layer of the policy"),
+    (full_disk, "checkpoint-not-written", "checkpoint of step 6"),
+    (changed_checkpoint, "checkpoint-weights-changed", "not the ones that were written with it"),
+    (little_shared_memory, "doctor-shared-memory", "workers die with a bus error"),
+    (too_few_devices, "devices-missing", "device.count is 4096"),
+    (port_in_use, "port-in-use", "is in use, and the ranks need it to meet"),
+    (stale_trainer, "train-still-running", "of an earlier start still trains in this folder"),
+    (one_process_for_two, "", "1 processes were started, and device.count asks for 2"),
+    (killed_trainer, "", "was killed by signal 9 (SIGKILL) from outside"),
+    (killed_loader_worker, "loader-worker-died", "a loader's worker has died"),
+    (killed_rank, "", "rank 1 (process "),
+    (rank_that_fails_first, "sample-unreadable", "rank 1: episode "),
+]
+
+
+@pytest.mark.parametrize(("sabotage", "id", "words"), CATALOGUE, ids=[c[0].__name__ for c in CATALOGUE])
+def test_sabotage_stops_with_the_right_words(
+    toys: Any, world: Any, tmp_path: Path, sabotage: Callable[[Stage], str], id: str, words: str
+) -> None:
+    started = time.monotonic()
+    found = ""
+    try:
+        said = sabotage(Stage(toys, world, tmp_path))
+    except StackError as error:
+        said, found = f"{error.what} {error.where}", error.id
+    assert found == id, said
+    assert words in said
+    assert time.monotonic() - started < 120, "it hung"

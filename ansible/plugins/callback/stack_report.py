@@ -72,4 +72,6 @@ class CallbackModule(CallbackBase):
             self._display.display(f"{host:<20} {counts['ok']:>5} {counts['changed']:>8} {failed:>7}")
         for failure in self._failures:
             first = failure["message"].splitlines()[0] if failure["message"] else ""
-            self._display.display(f"{failure['kind']}: {failure['host']}: {failure['task']}: {first}", color="red")
+            self._display.display(
+                f"{failure['kind']}: {failure['host']}: {failure['task']}: {first}", color="red"
+            )

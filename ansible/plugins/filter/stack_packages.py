@@ -24,7 +24,9 @@ def package_files(paths: list[str], names: list[str]) -> list[dict[str, str]]:
     return [found[name] for name in names if name in found]
 
 
-def packages_due(files: list[dict[str, str]], installed: dict[str, list[dict[str, Any]]]) -> list[dict[str, str]]:
+def packages_due(
+    files: list[dict[str, str]], installed: dict[str, list[dict[str, Any]]]
+) -> list[dict[str, str]]:
     """Those of `files` that are not installed in exactly this version.
 
     Args:

@@ -16,7 +16,7 @@ def problem(id: str, where: str, what: str, do: str) -> Problem:
 
 
 def skew_s(time_s: float, before_s: float, after_s: float) -> float:
-    """How far a host's clock is off, at least, in seconds: it was read between two looks at the controller's clock."""
+    """Seconds that a host's clock is off at least; it was read between two looks at the controller's."""
     return time_s - before_s if time_s < before_s else max(0.0, time_s - after_s)
 
 
@@ -24,8 +24,8 @@ def host_problems(host: str, facts: dict[str, Any]) -> list[Problem]:
     """All that is wrong with one host.
 
     Args:
-        facts: `probe`: what roles/site_check/files/probe.py printed; `wanted`: the role's variables without their
-            prefix; `before_s` and `after_s`: the controller's clock around the probe, seconds since 1970.
+        facts: `probe`: what roles/site_check/files/probe.py printed; `wanted`: the role's variables without
+            their prefix; `before_s` and `after_s`: the controller's clock around the probe, seconds since 1970.
     """
     probe, wanted = facts["probe"], facts["wanted"]
     found: list[Problem] = []
@@ -56,7 +56,11 @@ def host_problems(host: str, facts: dict[str, Any]) -> list[Problem]:
             )
     for path, can in sorted(probe["writable"].items()):
         if can is False:
-            say("site-read-only", f"{path} is mounted read-only: nothing could be configured", "mount it writable")
+            say(
+                "site-read-only",
+                f"{path} is mounted read-only: nothing could be configured",
+                "mount it writable",
+            )
     if taken := sorted(set(wanted["free_ports"]) & set(probe["ports"])):
         say(
             "site-ports",
@@ -115,7 +119,11 @@ def card_problems(host: str, ascend: dict[str, Any], wanted: dict[str, Any]) -> 
     for card in ascend["cards"]:
         name = f"card {card['id']}"
         if card["health"] not in ("OK", None):
-            say("site-card-health", f"{name} says {card['health']}", f"npu-smi info -t health -i {card['id']} -c 0")
+            say(
+                "site-card-health",
+                f"{name} says {card['health']}",
+                f"npu-smi info -t health -i {card['id']} -c 0",
+            )
         if card["compatibility"] in ("NOK",):
             say(
                 "site-firmware-fit",
@@ -129,10 +137,16 @@ def card_problems(host: str, ascend: dict[str, Any], wanted: dict[str, Any]) -> 
                 "let that job end, or stop it; a driver is never changed under it",
             )
         used = card["hbm_used_percent"]
-        if used is not None and str(used).isdigit() and int(used) > wanted["hbm_idle_percent"] and not card["processes"]:
+        if (
+            used is not None
+            and str(used).isdigit()
+            and int(used) > wanted["hbm_idle_percent"]
+            and not card["processes"]
+        ):
             say(
                 "site-card-memory",
-                f"{name} has {used} % of its memory in use and shows no process; {wanted['hbm_idle_percent']} % is idle",
+                f"{name} has {used} % of its memory in use and shows no process; up to "
+                f"{wanted['hbm_idle_percent']} % is idle",
                 "a container may hold it: docker ps, then npu-smi info -t proc-mem",
             )
     return found

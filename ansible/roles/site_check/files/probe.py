@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a host is, as one JSON object on stdout. Reads only, changes nothing, never fails: what cannot be read is null.
+"""What a host is, as one JSON object on stdout. Reads only and never fails: what cannot be read is null.
 
 Plain Python 3.6 and its standard library: it runs on a host before anything is installed there.
-Formats: npu-smi's key/value views (`-t board|health|usages|proc-mem`), whose names differ between drivers; the table
-of plain `npu-smi info` has three widths in the field and is not read. PROBE_ROOT moves all paths, for tests.
+Formats: npu-smi's key/value views (`-t board|health|usages|proc-mem`), whose names differ between drivers; the
+table of plain `npu-smi info` has three widths in the field and is not read. PROBE_ROOT moves all paths, for tests.
 """
 
 import glob
@@ -41,7 +41,11 @@ def run(*command):
     """(exit code, output) of a command within ten seconds; (None, reason) when it did not run."""
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10, universal_newlines=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=10,
+            universal_newlines=True,  # noqa: UP021 (3.6)
         )
         return done.returncode, done.stdout
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -104,7 +108,7 @@ def processes(text):
 
 
 def cards(tool):
-    """(exit code of `-l`, one dict a card). Card ids are board slots: they need not start at 0 or be without gaps."""
+    """(exit code of `-l`, one dict a card). Card ids are board slots: not always from 0, nor without gaps."""
     code, text = run(tool, "info", "-l")
     if code != 0:
         return code, []

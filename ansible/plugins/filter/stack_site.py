@@ -25,7 +25,7 @@ def host_problems(host: str, facts: dict[str, Any]) -> list[Problem]:
 
     Args:
         facts: `probe`: what roles/site_check/files/probe.py printed; `wanted`: the role's variables without
-            their prefix; `before_s` and `after_s`: the controller's clock around the probe, seconds since 1970.
+            their prefix; `before_s`, `after_s`: the controller's clock around the probe, seconds since 1970.
     """
     probe, wanted = facts["probe"], facts["wanted"]
     found: list[Problem] = []

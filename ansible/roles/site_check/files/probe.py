@@ -2,8 +2,9 @@
 """What a host is, as one JSON object on stdout. Reads only and never fails: what cannot be read is null.
 
 Plain Python 3.6 and its standard library: it runs on a host before anything is installed there.
-Formats: npu-smi's key/value views (`-t board|health|usages|proc-mem`), whose names differ between drivers; the
-table of plain `npu-smi info` has three widths in the field and is not read. PROBE_ROOT moves all paths, for tests.
+Formats: npu-smi's key/value views (`-t board|health|usages|proc-mem`), whose names differ between drivers;
+the table of plain `npu-smi info` has three widths in the field and is not read. PROBE_ROOT moves all paths,
+for tests.
 """
 
 import glob

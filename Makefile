@@ -11,7 +11,7 @@ WHEELS ?= $(WORK)/wheels/$(FOR)
 export VENV ?= .venv
 -include revision.mk # written by bundle-install.sh where a bundle was unpacked
 
-.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify
+.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify provision
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -30,8 +30,8 @@ test: setup ## run the tests (ARGS="tests/audit -k ts")
 	@$(VENV)/bin/python -m pytest $(ARGS)
 
 lint: setup ## format check, lint, types
-	@$(VENV)/bin/python -m ruff format --check stack tests scripts
-	@$(VENV)/bin/python -m ruff check stack tests scripts
+	@$(VENV)/bin/python -m ruff format --check stack tests scripts ansible bench
+	@$(VENV)/bin/python -m ruff check stack tests scripts ansible bench
 	@$(VENV)/bin/python -m mypy
 
 bench: setup ## time and memory against floors and lerobot's tools, into docs/bench.md and README.md (ARGS="--only join")
@@ -55,3 +55,6 @@ bundle: setup ## pack all that SITE needs into BUNDLE, and verify it (ARGS="--wh
 
 bundle-verify: ## verify every byte of BUNDLE with its own verifier; needs no set-up (ARGS="--base OLD")
 	@python3 $(BUNDLE)/verify-bundle.py $(ARGS)
+
+provision: ## bring the hosts of INVENTORY to a running engine with the bundle's images (ARGS="--check --diff")
+	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/provision.yml $(ARGS)

@@ -1,0 +1,122 @@
+#!/bin/sh
+# Hosts for testing the playbooks: containers with systemd and sshd on a network without a way out.
+#   test_hosts.sh up [FOLDER]      three hosts (trainer1, trainer2, tracking); FOLDER gets keys, inventory and packages
+#   test_hosts.sh down             remove the hosts, their volumes and the network
+#   test_hosts.sh attempts         how many packets tried to leave, host by host; exit code 1 when any did
+#   test_hosts.sh fresh            the same hosts, made anew
+# Needs root and Debian's archive. A container is no machine: see docs/operations.md for what these hosts cannot show.
+set -eu
+cd "$(dirname "$0")/.."
+command=${1:-}
+folder=${2:-${STACK_TEST_HOSTS:-/tmp/stack-test-hosts}}
+network=stack-test subnet=172.30.80.0/24 gateway=172.30.80.1
+hosts="trainer1:172.30.80.11:2 trainer2:172.30.80.12:2 tracking:172.30.80.13:0"
+base=stack-test-base:bookworm image=stack-test-host:bookworm
+
+say() { echo "test-hosts: $*" >&2; }
+
+archive() { awk '/^URIs:/ { print $2; exit }' /etc/apt/sources.list.d/*.sources; }
+
+make_base() {
+  docker image inspect "$base" >/dev/null 2>&1 && return
+  command -v mmdebstrap >/dev/null || apt-get install -y -qq --no-install-recommends mmdebstrap >/dev/null
+  say "making a minimal Debian (half a minute)"
+  # On a memory file system: dpkg syncs every file.
+  TMPDIR=/dev/shm mmdebstrap --quiet --variant=minbase --include=ca-certificates \
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+    --dpkgopt='path-exclude=/usr/share/man/*' bookworm - "$(archive)" |
+    docker import -c 'CMD ["/bin/bash"]' - "$base" >/dev/null
+}
+
+make_image() {
+  mkdir -p "$folder"
+  [ -e "$folder/id_ed25519" ] || ssh-keygen -q -t ed25519 -N '' -C test-hosts -f "$folder/id_ed25519"
+  content=$(cat tests/ansible/hosts/* "$folder/id_ed25519.pub" | sha256sum | cut -c1-16)
+  if [ "$(docker image inspect -f '{{ index .Config.Labels "content" }}' "$image" 2>/dev/null)" = "$content" ]; then return; fi
+  say "making the hosts' image"
+  rm -rf "$folder/context" && cp -r tests/ansible/hosts "$folder/context"
+  cp "$folder/id_ed25519.pub" "$folder/context/authorized_keys"
+  DOCKER_BUILDKIT=0 docker build -q --label content="$content" --build-arg BASE_IMAGE="$base" \
+    --build-arg MIRROR="$(archive)" -t "$image" "$folder/context" >/dev/null
+}
+
+# What a bundle's packages are for hosts like these: the engine and what the roles need, with all that they depend on.
+make_packages() {
+  [ -e "$folder/packages/Packages" ] && return
+  say "fetching the hosts' packages"
+  mkdir -p "$folder/packages"
+  docker run --rm -v "$folder/packages:/out" "$image" sh -c "
+    printf 'deb $(archive) bookworm main\n' >/etc/apt/sources.list && apt-get update -qq &&
+    apt-get install -y -qq --download-only --no-install-recommends -o Dir::Cache::archives=/out docker.io chrony >/dev/null &&
+    rm -rf /out/partial /out/lock"
+}
+
+up() {
+  sh scripts/engine.sh start
+  make_base
+  make_image
+  make_packages
+  docker network inspect "$network" >/dev/null 2>&1 ||
+    docker network create --internal --subnet "$subnet" --gateway "$gateway" "$network" >/dev/null
+  for entry in $hosts; do
+    IFS=: read -r name address cards <<EOF
+$entry
+EOF
+    if docker container inspect "$name" >/dev/null 2>&1; then docker start "$name" >/dev/null; continue; fi
+    # The capabilities are listed one by one: with SYS_TIME a container could set the whole machine's clock.
+    docker run -d --name "$name" --hostname "$name" --label stack-test-host --network "$network" --ip "$address" \
+      --cgroupns private --cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt seccomp=unconfined \
+      --device-cgroup-rule 'a *:* rwm' --tmpfs /run --tmpfs /run/lock --tmpfs /tmp:exec \
+      -v "stack-test-$name:/var/lib/docker" -e container=docker -e TEST_CARDS="$cards" \
+      -e TEST_GATEWAY="$gateway" -e TEST_SUBNET="$subnet" "$image" >/dev/null
+  done
+  write_inventory
+  wait_for_ssh
+  say "up: $(echo "$hosts" | tr ' ' '\n' | cut -d: -f1,2 | tr '\n' ' ')inventory in $folder/inventory"
+}
+
+wait_for_ssh() {
+  : >"$folder/known_hosts"
+  for entry in $hosts; do
+    address=$(echo "$entry" | cut -d: -f2)
+    i=0
+    until ssh-keyscan -T 1 -t ed25519 "$address" >>"$folder/known_hosts" 2>/dev/null && grep -q "^$address " "$folder/known_hosts"; do
+      i=$((i + 1)); [ "$i" -le 60 ] || { say "no ssh at $address"; exit 3; }
+      sleep 0.5
+    done
+  done
+}
+
+write_inventory() {
+  rm -rf "$folder/inventory" && mkdir -p "$folder/inventory"
+  sh tests/ansible/inventory.sh "$folder" $hosts >"$folder/inventory/hosts.yml"
+}
+
+down() {
+  for entry in $hosts; do
+    name=${entry%%:*}
+    docker rm -f -v "$name" >/dev/null 2>&1 || true
+    docker volume rm "stack-test-$name" >/dev/null 2>&1 || true
+  done
+  docker network rm "$network" >/dev/null 2>&1 || true
+}
+
+attempts() {
+  total=0
+  for entry in $hosts; do
+    name=${entry%%:*}
+    count=$(docker exec "$name" sh -c 'iptables -t mangle -nvxL; ip6tables -t mangle -nvxL' |
+      awk '/leaves-the-test-network/ { n += $1 } END { print n + 0 }')
+    echo "$name $count"
+    total=$((total + count))
+  done
+  [ "$total" -eq 0 ]
+}
+
+case $command in
+  up) up ;;
+  down) down ;;
+  fresh) down; up ;;
+  attempts) attempts ;;
+  *) sed -n '2,7s/^# //p' "$0"; exit 2 ;;
+esac

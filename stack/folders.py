@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from stack.errors import BadRequest, NotAble
 
 PARTIAL_MARK = ".partial-"
 OLD_MARK = "-old"
+GONE_MARK = "-gone"
 LOCK_NAME = "lock"
 AT_FDCWD = -100  # linux/fcntl.h
 RENAME_EXCHANGE = 2  # linux/fs.h
@@ -67,7 +68,7 @@ def whole_folder(target: Path, *, replace: bool = False, resume_key: str | None 
             _put_in_place(partial, target)
         except BaseException as error:
             if resume_key is None or not isinstance(error, KeyboardInterrupt | SystemExit):
-                shutil.rmtree(partial, ignore_errors=True)
+                _clear_away(partial)
             raise
 
 
@@ -264,6 +265,15 @@ def _open_partial(target: Path, resume_key: str | None, is_alone: bool) -> Path:
         partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
     os.chmod(partial, 0o755)
     return partial
+
+
+def _clear_away(partial: Path) -> None:
+    """Remove a folder that others may still be writing to: under its old name they find nothing any more."""
+    gone = partial.with_name(f"{partial.name}{GONE_MARK}")
+    with suppress(OSError):
+        os.rename(partial, gone)
+        partial = gone
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _put_in_place(partial: Path, target: Path) -> None:

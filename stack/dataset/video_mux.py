@@ -56,8 +56,11 @@ def ticks_of(rate: Fraction) -> Ticks:
 
 @contextmanager
 def whole_file(out: Path) -> Iterator[Path]:
-    """A file beside `out` that becomes `out` when the body succeeds, and is gone when it does not."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    """A file beside `out` that becomes `out` when the body succeeds, and is gone when it does not.
+
+    The folder is made; what it lies in must be there.
+    """
+    out.parent.mkdir(exist_ok=True)
     partial = out.with_name(f".{out.stem}.partial-{os.getpid()}{out.suffix}")
     try:
         yield partial

@@ -86,11 +86,12 @@ def timestamps(length: int, fps: float) -> NDArray[Any]:
 def write_data_file(job: DataJob) -> DataDone:
     """Write one data parquet: one row group an episode, fixed-size lists, `huggingface` schema metadata.
 
+    The file's folder must be there: one that was cleared away after an error is not made again.
+
     Raises:
         WorkFailed: the disk is full, or writing fails otherwise.
     """
     target = job.root / job.entry.path
-    target.parent.mkdir(parents=True, exist_ok=True)
     schema = data_schema(job.features)
     stats: dict[int, dict[str, Stats]] = {}
     first = job.entry.first_index
@@ -212,12 +213,13 @@ def array_entry(name: str, feature: Feature) -> dict[str, Any]:
 def write_video_file(job: VideoJob) -> VideoDone:
     """Write one MP4: joined by stream copy, or linked where the source is one whole, well-timed file.
 
+    The file's folder must be there, as for `write_data_file`.
+
     Raises:
         BadRequest: a clip cannot be cut or joined.
         WorkFailed: the file does not hold exactly the frames of its clips, or writing failed.
     """
     target = job.root / job.entry.path
-    target.parent.mkdir(parents=True, exist_ok=True)
     clips = job.entry.clips
     if job.videos == "link" and len(clips) == 1 and _is_whole(clips[0], job.fps):
         _link(clips[0].file, target)

@@ -16,7 +16,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
 
 from stack.dataset.own_code import code_digest
@@ -134,6 +134,7 @@ def _run_step(step: _Step) -> _Done:
         return known
     attempt = step.root / RECORDS / f"{ATTEMPT}{uuid.uuid4().hex}"
     try:
+        attempt.mkdir()
         result = _attempt(step, attempt)
         _store(record, result)
     except (StackError, OSError) as error:
@@ -156,12 +157,21 @@ def _attempt(step: _Step, attempt: Path) -> Any:
     work = step.work
     if work.path is None:
         return work.do(work.job)
+    _make_folder_of(attempt, work.path)
     result = work.do(replace(work.job, root=attempt))
     target = step.root / work.path
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder_of(step.root, work.path)
     os.replace(attempt / work.path, target)
     info = getattr(result, "info", None)
     return replace(result, info=replace(info, file=target)) if info is not None else result
+
+
+def _make_folder_of(root: Path, path: str) -> None:
+    """Folder by folder, so that a root which was cleared away after another work's error stays away."""
+    folder = root
+    for part in PurePosixPath(path).parent.parts:
+        folder = folder / part
+        folder.mkdir(exist_ok=True)
 
 
 def _is_there(step: _Step, result: Any) -> bool:

@@ -4,18 +4,21 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stack.dataset.pool import open_pool
+from stack.dataset.pool import Pool, open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import select_all
 from stack.dataset.video import probe
 from stack.dataset.write import write_v30
 from stack.dataset.write_plan import Caps, plan_files
+from stack.dataset.write_resume import Workshop
+from stack.dataset.write_work import plan_works
 from stack.errors import StackError
 from stack.files import tree_digest
 
@@ -28,6 +31,23 @@ def written(delivery: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     selection = select_all(read_dataset(delivery))
     write_v30(selection, out, plan=plan_files(selection, caps=SMALL), jobs=1)
     return out
+
+
+@pytest.mark.parametrize("videos", ["join", "link"])
+@pytest.mark.parametrize("kind", ["data", "videos", "samples"])
+def test_work_begun_late_does_not_bring_a_cleared_folder_back(
+    delivery: Path, tmp_path: Path, kind: str, videos: Any
+) -> None:
+    selection = select_all(read_dataset(delivery))
+    works = plan_works(selection, plan_files(selection, videos=videos), videos)
+    root = tmp_path / "partial"
+    root.mkdir()
+    shop = Workshop(root, Pool(1), getattr(works, kind), lambda _: None)
+    shutil.rmtree(root)
+    assert getattr(works, kind)
+    with pytest.raises(StackError):
+        list(shop.run("frames", {kind: getattr(works, kind)}))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_roll_and_number_without_gaps(written: Path) -> None:

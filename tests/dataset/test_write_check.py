@@ -178,6 +178,7 @@ def test_a_clip_that_is_one_frame_late_in_a_slow_scene_is_seen(
     meant = ClipRef(source, start, 6)
     entry = VideoFile("camera", 0, 0, (0,), (meant,))
     out = tmp_path / entry.path
+    out.parent.mkdir(parents=True)
     cut(meant, out, FPS)
     check_video_file(VideoCheck(tmp_path, entry, FPS))
     for wrong in (start - 1, start + 1):
@@ -201,6 +202,7 @@ def test_scenes_in_which_neighbours_are_alike_are_not_refused(tmp_path: Path, ki
     source = _encode(tmp_path / "source.mp4", pictures, gop=12, codec=codec)
     for start, count in ((1, 1), (1, 2), (2, 3), (3, 9)):
         entry = VideoFile("camera", 0, start, (0,), (ClipRef(source, start, count),))
+        (tmp_path / entry.path).parent.mkdir(parents=True, exist_ok=True)
         cut(entry.clips[0], tmp_path / entry.path, FPS)
         check_video_file(VideoCheck(tmp_path, entry, FPS))
 

@@ -50,6 +50,32 @@ def test_a_replaced_folder_is_swapped_and_nothing_is_left(standing: Path, way: s
     assert [p.name for p in standing.parent.iterdir()] == ["out"]
 
 
+WRITES_ON = """
+import itertools, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+try:
+    for n in itertools.count():
+        (folder / f"{n:08d}").write_text("x")
+        if n == 50:
+            print("writing", flush=True)
+except FileNotFoundError:
+    print("gone", flush=True)
+"""
+
+
+def test_a_writer_that_outlives_the_error_brings_nothing_back(tmp_path: Path) -> None:
+    """As a worker on another machine does, which nobody can stop in the middle of a file."""
+    for round in range(5):
+        with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "out", resume_key="key") as folder:
+            command = [sys.executable, "-c", WRITES_ON, str(folder)]
+            writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
+            raise ZeroDivisionError
+        assert writer.communicate(timeout=60)[0] == "gone\n"
+        assert list(tmp_path.iterdir()) == [], f"round {round}"
+
+
 def test_a_failure_keeps_the_old_folder(standing: Path, way: str) -> None:
     with pytest.raises(ZeroDivisionError), whole_folder(standing, replace=True) as folder:
         fill(folder, "half")

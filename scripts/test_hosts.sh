@@ -8,10 +8,12 @@
 set -eu
 cd "$(dirname "$0")/.."
 command=${1:-}
-folder=${2:-${STACK_TEST_HOSTS:-/tmp/stack-test-hosts}}
-network=stack-test subnet=172.30.80.0/24 gateway=172.30.80.1
-hosts="trainer1:172.30.80.11:2 trainer2:172.30.80.12:2 tracking:172.30.80.13:0"
-base=stack-test-base:bookworm image=stack-test-host:bookworm
+# Several sets may stand side by side: STACK_TEST_SET is the third byte of the set's addresses.
+set=${STACK_TEST_SET:-80}
+network=stack-test-$set subnet=172.30.$set.0/24 gateway=172.30.$set.1
+folder=${2:-${STACK_TEST_HOSTS:-/tmp/stack-test-hosts-$set}}
+hosts="trainer1:172.30.$set.11:2 trainer2:172.30.$set.12:2 tracking:172.30.$set.13:0"
+base=stack-test-base:bookworm image=stack-test-host:$set
 
 say() { echo "test-hosts: $*" >&2; }
 
@@ -62,12 +64,12 @@ up() {
     IFS=: read -r name address cards <<EOF
 $entry
 EOF
-    if docker container inspect "$name" >/dev/null 2>&1; then docker start "$name" >/dev/null; continue; fi
+    if docker container inspect "$name-$set" >/dev/null 2>&1; then docker start "$name-$set" >/dev/null; continue; fi
     # The capabilities are listed one by one: with SYS_TIME a container could set the whole machine's clock.
-    docker run -d --name "$name" --hostname "$name" --label stack-test-host --network "$network" --ip "$address" \
+    docker run -d --name "$name-$set" --hostname "$name" --label stack-test-host --network "$network" --ip "$address" \
       --cgroupns private --cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt seccomp=unconfined \
       --device-cgroup-rule 'a *:* rwm' --tmpfs /run --tmpfs /run/lock --tmpfs /tmp:exec \
-      -v "stack-test-$name:/var/lib/docker" -e container=docker -e TEST_CARDS="$cards" \
+      -v "stack-test-$set-$name:/var/lib/docker" -e container=docker -e TEST_CARDS="$cards" \
       -e TEST_GATEWAY="$gateway" -e TEST_SUBNET="$subnet" "$image" >/dev/null
   done
   write_inventory
@@ -95,8 +97,8 @@ write_inventory() {
 down() {
   for entry in $hosts; do
     name=${entry%%:*}
-    docker rm -f -v "$name" >/dev/null 2>&1 || true
-    docker volume rm "stack-test-$name" >/dev/null 2>&1 || true
+    docker rm -f -v "$name-$set" >/dev/null 2>&1 || true
+    docker volume rm "stack-test-$set-$name" >/dev/null 2>&1 || true
   done
   docker network rm "$network" >/dev/null 2>&1 || true
 }
@@ -105,7 +107,7 @@ attempts() {
   total=0
   for entry in $hosts; do
     name=${entry%%:*}
-    count=$(docker exec "$name" sh -c 'iptables -t mangle -nvxL; ip6tables -t mangle -nvxL' |
+    count=$(docker exec "$name-$set" sh -c 'iptables -t mangle -nvxL; ip6tables -t mangle -nvxL' |
       awk '/leaves-the-test-network/ { n += $1 } END { print n + 0 }')
     echo "$name $count"
     total=$((total + count))

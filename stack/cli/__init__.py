@@ -44,8 +44,9 @@ def main() -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(Exit.BAD_REQUEST)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(f"interrupted; go on with the same command: stack {' '.join(sys.argv[1:])}", err=True)
+    except (KeyboardInterrupt, click.Abort) as error:
+        go_on = str(error) or f"go on with the same command: stack {' '.join(sys.argv[1:])}"
+        click.echo(f"interrupted; {go_on}", err=True)
         sys.exit(Exit.INTERRUPTED)
     except BrokenPipeError:
         sys.exit(Exit.OK)

@@ -76,9 +76,9 @@ def test_it_finds_what_trying_all_would_find(
 
 
 def test_few_points_are_enough() -> None:
-    """1,000 machines whose memory is on a line to 1 %: nine of ten need at most seven points."""
+    """300 machines whose memory is on a line to 1 %: nine of ten need at most seven points."""
     draw, needed = random.Random(5), []
-    for number in range(1000):
+    for number in range(300):
         fixed, slope = draw.uniform(0, 0.85), draw.choice([0.1, 0.03, 0.01, 0.003]) * draw.uniform(0.5, 1.5)
 
         def demand(batch: int, fixed: float = fixed, slope: float = slope, number: int = number) -> int:
@@ -91,7 +91,7 @@ def test_few_points_are_enough() -> None:
         assert most is not None and most - least == 1
         needed.append(sum(proposal.reason != "speed" for proposal in past))
     needed.sort()
-    assert needed[500] <= 5 and needed[900] <= 7 and needed[-1] <= 14
+    assert needed[150] <= 5 and needed[270] <= 7 and needed[-1] <= 14
 
 
 def test_the_story() -> None:

@@ -47,7 +47,10 @@ class Witnessed:
     Attributes:
         source: who counted.
         peak_bytes: the most that was held on one device, by everybody; for a cpu by the process and those
-            it started together: each one's high-water mark, so that pages that they share count twice.
+            it started together: each one's high-water mark, pages of files (libraries) counted once, other
+            pages that they share by each.
+        file_bytes: of that, pages of files: the kernel gives them back when memory is short, and a control
+            group pays only for those that it read first.
         power_w: mean over the samples of all devices together; None: not told.
         samples: how often it was looked.
     """
@@ -56,6 +59,7 @@ class Witnessed:
     peak_bytes: int | None
     power_w: float | None
     samples: int
+    file_bytes: int = 0
 
 
 def look(kind: Kind, count: int) -> Use:
@@ -86,6 +90,7 @@ class Witness:
         self._kind, self._count = kind, count
         self._pid: int | None = None
         self._peak: int | None = None
+        self._file_bytes = 0
         self._powers: list[float] = []
         self._samples = 0
         self._stop = threading.Event()
@@ -112,7 +117,7 @@ class Witness:
 
     def seen(self) -> Witnessed:
         power = sum(self._powers) / len(self._powers) if self._powers else None
-        return Witnessed(SOURCES[self._kind], self._peak, power, self._samples)
+        return Witnessed(SOURCES[self._kind], self._peak, power, self._samples, self._file_bytes)
 
     def _run(self) -> None:
         every = KERNEL_EVERY_S if self._kind == "cpu" else TOOL_EVERY_S
@@ -120,11 +125,20 @@ class Witness:
             self._look()
             self._stop.wait(every)
 
+    def _tree_bytes(self, pid: int) -> int | None:
+        own, files = 0, [0]
+        for one in tree(pid):
+            mark, file = _status_bytes(one, "VmHWM"), _status_bytes(one, "RssFile")
+            if mark is not None and file is not None:
+                own += mark - file
+                files.append(file)
+        self._file_bytes = max(files)
+        return own + self._file_bytes or None
+
     def _look(self) -> None:
         if self._kind == "cpu":
             assert self._pid is not None
-            marks = (_status_bytes(pid, "VmHWM") for pid in tree(self._pid))
-            most = sum(mark for mark in marks if mark is not None) or None
+            most = self._tree_bytes(self._pid)
         else:
             cards = look(self._kind, self._count).cards
             most = max((card.used_bytes for card in cards), default=None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PICTURES = "pictures.json"
 EPISODES = 3
 FRAMES = 40
 """Frames of a piece; read one by one, in random order."""

@@ -29,8 +29,6 @@ from stack.train import offline
 from stack.train.child import LAUNCHER_ENV
 from stack.train.job import Job
 
-PICTURES = "pictures.json"
-
 
 @dataclass(frozen=True)
 class Spec:
@@ -256,7 +254,7 @@ def _teller(path: Path, is_first_rank: bool) -> Callable[..., None]:
 
 def _measure_pictures(job: Job, dataset: Any, collate: Any, size: tuple[int, int]) -> None:
     """The point is measured already: what fails here is said, and costs only this."""
-    from stack.sweep.pictures import measure_pictures
+    from stack.sweep.pictures import PICTURES, measure_pictures
 
     try:
         found: dict[str, Any] = measure_pictures(dataset, collate, size).to_json()

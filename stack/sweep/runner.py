@@ -12,14 +12,13 @@ from typing import Any
 
 from stack.devices import device_count
 from stack.devices.cgroup import MemoryGroup, make_memory_group
-from stack.devices.witness import Witness
+from stack.devices.witness import Witness, Witnessed
 from stack.errors import BadRequest, NotAble
 from stack.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from stack.manifests.run import Sweep, SweepGroup
 from stack.sweep.journal import journal_point
 from stack.sweep.judge import STEPS, Kills, judge
-from stack.sweep.pictures import PictureCost
-from stack.sweep.point import PICTURES
+from stack.sweep.pictures import PICTURES, PictureCost
 from stack.sweep.result import Point
 from stack.train import lines
 from stack.train.child import Ended, environment, python_module, run_child
@@ -121,7 +120,7 @@ class Runner:
         seen = witness.seen()
         self._read_pictures(folder)
         return replace(
-            _with_workers(point, seen.peak_bytes, group, job),
+            _with_workers(point, seen, group, job),
             predicted_bytes=blank.predicted_bytes,
             device_peak_bytes=seen.peak_bytes,
             device_source=seen.source if seen.peak_bytes is not None else None,
@@ -211,11 +210,14 @@ def _own_group(name: str, group: SweepGroup) -> MemoryGroup | None:
     return own_group
 
 
-def _with_workers(point: Point, seen_bytes: int | None, group: SweepGroup, job: Job) -> Point:
+def _with_workers(point: Point, seen: Witnessed, group: SweepGroup, job: Job) -> Point:
     """On a cpu, loader workers take of the same memory; only the kernel's sum over all processes has them."""
     if job.run.device.kind != "cpu" or group.memory_limit_mb is not None or point.demand_bytes is None:
         return point
-    return replace(point, demand_bytes=max(point.demand_bytes, (seen_bytes or 0) // group.devices))
+    everyone = seen.peak_bytes or 0
+    if group.host_limit_mb is not None:
+        return replace(point, demand_bytes=(everyone - seen.file_bytes) // group.devices)
+    return replace(point, demand_bytes=max(point.demand_bytes, everyone // group.devices))
 
 
 def _key(job: Job) -> str:

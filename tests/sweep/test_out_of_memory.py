@@ -61,11 +61,11 @@ def test_an_allocation_that_fails(toys: Any, world: Any, tmp_path: Path, number:
 def test_the_kernel_ends_the_process(
     toys: Any, world: Any, tmp_path: Path, can_make_groups: None, number: int
 ) -> None:
-    big, small = pair(toys, world, tmp_path, {"host_limit_mb": 900})
+    big, small = pair(toys, world, tmp_path, {"host_limit_mb": 650})
     assert big.status == "oom", big.message
     assert "SIGKILL" in big.message and "the kernel ended 1 process(es) of this point" in big.message
     assert (big.evidence["kernel_kills"], big.evidence["kernel_kills_are_own"]) == (1, True)
     assert (small.status, small.message) == ("ok", "")
     assert small.evidence["kernel_kills"] == 0
-    assert small.demand_bytes is not None and small.capacity_bytes == 900_000_000
+    assert small.demand_bytes is not None and small.capacity_bytes == 650_000_000
     assert small.demand_bytes < small.capacity_bytes

@@ -70,6 +70,9 @@ class MemoryGroup:
 def make_memory_group(name: str, *, root: Path = ROOT, own: Path = OWN) -> MemoryGroup | None:
     """A new group below this process's own; None where none can be made (as in most containers)."""
     for parent, is_v2 in _parents(root, own):
+        for left in parent.glob(f"{name}-*"):
+            with suppress(OSError):  # of a process that was killed; one with processes in it stays
+                left.rmdir()
         folder = parent / f"{name}-{os.getpid()}"
         try:
             folder.mkdir(exist_ok=True)

@@ -125,29 +125,30 @@ class Witness:
             self._look()
             self._stop.wait(every)
 
-    def _tree_bytes(self, pid: int) -> int | None:
+    def _tree_bytes(self, pid: int) -> tuple[int, int]:
+        """Of a process and all that descend from it: the sum, and what of it are pages of files."""
         own, files = 0, [0]
         for one in tree(pid):
             mark, file = _status_bytes(one, "VmHWM"), _status_bytes(one, "RssFile")
             if mark is not None and file is not None:
                 own += mark - file
                 files.append(file)
-        self._file_bytes = max(files)
-        return own + self._file_bytes or None
+        return own + max(files), max(files)
 
     def _look(self) -> None:
         if self._kind == "cpu":
             assert self._pid is not None
-            most = self._tree_bytes(self._pid)
+            most, of_files = self._tree_bytes(self._pid)
         else:
             cards = look(self._kind, self._count).cards
-            most = max((card.used_bytes for card in cards), default=None)
+            most, of_files = max((card.used_bytes for card in cards), default=0), 0
             powers = [card.power_w for card in cards if card.power_w is not None]
             if powers:
                 self._powers.append(sum(powers))
-        if most is not None:
+        if most:
             self._samples += 1
-            self._peak = max(self._peak or 0, most)
+        if most > (self._peak or 0):
+            self._peak, self._file_bytes = most, of_files
 
 
 def tree(pid: int) -> list[int]:

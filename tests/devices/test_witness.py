@@ -46,6 +46,7 @@ def test_a_child_and_its_child_are_counted_together() -> None:
     assert seen.source == "process tree" and seen.power_w is None and seen.samples >= 2
     assert seen.peak_bytes is not None
     assert 350e6 < seen.peak_bytes < 350e6 + 100e6  # two interpreters on top
+    assert 0 < seen.file_bytes < 50e6 and seen.peak_bytes - seen.file_bytes > 350e6
 
 
 CARDS = tuple(Card(str(n), "910B3", n << 30, 64 << 30, uuid=f"GPU-{n}") for n in range(4))

@@ -45,7 +45,10 @@ def main() -> NoReturn:
         error.show()
         sys.exit(Exit.BAD_REQUEST)
     except (KeyboardInterrupt, click.Abort) as error:
-        go_on = str(error) or f"go on with the same command: stack {' '.join(sys.argv[1:])}"
+        # click makes an Abort of an interrupt, and keeps the interrupt as its cause.
+        go_on = (
+            str(error.__cause__ or error) or f"go on with the same command: stack {' '.join(sys.argv[1:])}"
+        )
         click.echo(f"interrupted; {go_on}", err=True)
         sys.exit(Exit.INTERRUPTED)
     except BrokenPipeError:

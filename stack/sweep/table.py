@@ -112,7 +112,10 @@ def charts(result: SweepResult) -> dict[str, str]:
         name, word = f"{point.devices} device(s), batch {point.batch}", words.get(point.status, point.status)
         peak = point.peak_memory_bytes
         speeds.append(Bar(name, point.samples_per_s, word))
-        sizes.append(Bar(name, peak / 1e9 if peak else None, word))
+        if point.status == "ok":
+            sizes.append(Bar(name, peak / 1e9 if peak else None))
+        else:
+            sizes.append(Bar(name, None, f"{word} at {peak / 1e9:.1f} GB" if peak else word))
     drawn = {
         "sweep-speed.svg": bar_chart(speeds, title="samples a second", unit="samples/s"),
         "sweep-memory.svg": bar_chart(sizes, title="peak memory of a device", unit="GB"),
@@ -130,8 +133,8 @@ def _model_chart(found: Found, points: Sequence[Point]) -> str:
     room = min(p.capacity_bytes for p in points if p.capacity_bytes) / 1e9
     first = points[0].batch
     lines = [
-        Line("measured", [(p.batch, (p.demand_bytes or 0) / 1e9) for p in points]),
         Line("memory model", [(b, found.model.predict(b) / 1e9) for b in (first, last)]),
+        Line("measured", [(p.batch, (p.demand_bytes or 0) / 1e9) for p in points]),
         Line("there was", [(first, room), (last, room)]),
         Line(
             f"less the margin of {found.margin_frac:.0%}",

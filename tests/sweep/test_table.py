@@ -77,7 +77,7 @@ def test_charts_show_every_point() -> None:
         ET.fromstring(text)
     for batch in (2, 4, 8, 16):
         assert f"batch {batch}" in drawn["sweep-speed.svg"]
-    assert "crash" in drawn["sweep-speed.svg"] and "out of memory" in drawn["sweep-memory.svg"]
+    assert "crash" in drawn["sweep-speed.svg"] and "out of memory at 65.3 GB" in drawn["sweep-memory.svg"]
     assert "memory model" in drawn["sweep-model-d1.svg"] and "margin of 8%" in drawn["sweep-model-d1.svg"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -60,7 +62,10 @@ def sweep(
     loaded, context = _open_run(manifest, work, overrides, allow_outside)
     if out is None and resume:
         out = max(context.folder.glob("sweep-[0-9]*"), default=None)
-    out = out or context.folder / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+    go_on = [*sys.argv[1:], *([] if resume else ["--resume"])]
+    if out is None:
+        out = context.folder / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+        go_on += ["--out", str(out)]
     try:
         result = run_sweep(
             loaded,
@@ -73,7 +78,7 @@ def sweep(
             log=log,
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"go on with: stack sweep {manifest} --out {out} --resume") from None
+        raise KeyboardInterrupt(f"go on with: stack {shlex.join(go_on)}") from None
     if not any(point.status == "ok" for point in result.points):
         raise WorkFailed("sweep-no-point", "no point of the sweep ran", where=str(out))
     click.echo(f"results in {out}")

@@ -136,6 +136,7 @@ def _piece(clip: Any, fps: float, size: tuple[int, int], out: Path, draw: random
     piece = replace(clip, start=start, count=count)
     index = index_video(clip.file)
     decode_s, pictures = _read(clip.file, [start + number for number in numbers], fps)
+    lines.resize(lines.as_unit_floats(pictures[0]), size)  # the first call imports what it needs
     began = time.process_time()
     for picture in pictures:
         lines.resize(lines.as_unit_floats(picture), size)

@@ -44,8 +44,12 @@ def main() -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(Exit.BAD_REQUEST)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(f"interrupted; go on with the same command: stack {' '.join(sys.argv[1:])}", err=True)
+    except (KeyboardInterrupt, click.Abort) as error:
+        # click makes an Abort of an interrupt, and keeps the interrupt as its cause.
+        go_on = (
+            str(error.__cause__ or error) or f"go on with the same command: stack {' '.join(sys.argv[1:])}"
+        )
+        click.echo(f"interrupted; {go_on}", err=True)
         sys.exit(Exit.INTERRUPTED)
     except BrokenPipeError:
         sys.exit(Exit.OK)

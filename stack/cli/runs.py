@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -37,26 +39,46 @@ def _run_options(command: Callable[..., Any], *, needs_manifest: bool = True) ->
 
 @click.command()
 @_run_options
+@click.option(
+    "--resume", is_flag=True, help="Keep the points measured in --out, or in this run's newest sweep."
+)
 def sweep(
-    manifest: Path, work: Path, dataset: Path | None, out: Path | None, overrides: Any, allow_outside: bool
+    manifest: Path,
+    work: Path,
+    dataset: Path | None,
+    out: Path | None,
+    resume: bool,
+    overrides: Any,
+    allow_outside: bool,
 ) -> None:
     """Measure the batch sizes of a run MANIFEST, each in its own process.
+
+    Listed ones, and those that a search for the largest and the fastest asks for.
 
     Example: stack sweep manifests/runs/demo-cpu.yaml
     """
     from stack.sweep import sweep as run_sweep
 
     loaded, context = _open_run(manifest, work, overrides, allow_outside)
-    out = out or context.folder / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    result = run_sweep(
-        loaded,
-        dataset=dataset or context.folder / "prepare",
-        mirror=context.mirror,
-        models=context.models.manifest,
-        out=out,
-        record_provenance=context.record_provenance,
-        log=log,
-    )
+    if out is None and resume:
+        out = max(context.folder.glob("sweep-[0-9]*"), default=None)
+    go_on = [*sys.argv[1:], *([] if resume else ["--resume"])]
+    if out is None:
+        out = context.folder / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+        go_on += ["--out", str(out)]
+    try:
+        result = run_sweep(
+            loaded,
+            dataset=dataset or context.folder / "prepare",
+            mirror=context.mirror,
+            models=context.models.manifest,
+            out=out,
+            resume=resume,
+            record_provenance=context.record_provenance,
+            log=log,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"go on with: stack {shlex.join(go_on)}") from None
     if not any(point.status == "ok" for point in result.points):
         raise WorkFailed("sweep-no-point", "no point of the sweep ran", where=str(out))
     click.echo(f"results in {out}")

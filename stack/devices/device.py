@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stack.devices.cgroup import memory_limit_bytes
 from stack.devices.memory import host_bytes, process_bytes, reset_process_peak
 from stack.errors import NotAble
 
@@ -113,7 +114,22 @@ class Device:
         return True
 
     def memory_total_bytes(self) -> int:
-        return host_bytes() if self.kind == "cpu" else int(self._module.mem_get_info()[1])
+        """What the driver gives out; for a cpu the host's, or what this process's control group may take."""
+        if self.kind != "cpu":
+            return int(self._module.mem_get_info()[1])
+        return min(host_bytes(), memory_limit_bytes() or host_bytes())
+
+    def memory_free_bytes(self) -> int:
+        """What nobody holds just now, as the driver counts it, contexts and all other buffers included."""
+        if self.kind != "cpu":
+            return int(self._module.mem_get_info()[0])
+        limit = memory_limit_bytes()
+        free = host_bytes("MemAvailable")
+        return free if limit is None else max(0, min(free, limit - process_bytes("VmRSS")))
+
+    def memory_reserved_bytes(self) -> int:
+        """What the caching allocator holds; a cpu has none, so the process's resident size."""
+        return process_bytes("VmRSS") if self.kind == "cpu" else int(self._module.memory_reserved())
 
     def empty_caches(self) -> None:
         if self.kind != "cpu":

@@ -10,6 +10,7 @@ from typing import Any
 
 from stack.devices.device import Kind
 from stack.devices.probe import DeviceFacts, HostFacts, probe
+from stack.devices.witness import Use, look
 from stack.faults import Fault, Place
 
 SHM_PER_WORKER_BYTES = 64 * 1024**2
@@ -52,6 +53,7 @@ def examine(needs: Needs) -> Examination:
     faults = [
         *_packages(host),
         *_device_faults(needs, devices),
+        *_cards(look(needs.kind, needs.count)),
         *_shared_memory(needs, host),
         *_disk(needs),
         *_offline_switches(),
@@ -87,6 +89,46 @@ def _device_faults(needs: Needs, devices: DeviceFacts) -> list[Fault]:
             "check the driver and the container's devices, or lower device.count",
         )
     ]
+
+
+def _cards(use: Use) -> list[Fault]:
+    """What the vendor's tool says of each card; a cpu has neither health nor cards."""
+    faults = []
+    if use.problem is not None:
+        faults.append(
+            Fault(
+                "doctor-unseen-cards",
+                "warning",
+                f"health of the cards and other users of them cannot be seen: {use.problem}",
+                "a sick card, or one that somebody else uses, shows only when the training fails",
+                "make the vendor's tool work here: in a container, mount it and the driver's folders",
+            )
+        )
+    for card in use.cards:
+        if card.health not in (None, "OK"):
+            faults.append(
+                Fault(
+                    "doctor-card-unhealthy",
+                    "error",
+                    f"card {card.id} ({card.name}) has health {card.health}",
+                    "training on it may fail or be wrong",
+                    f"look at `npu-smi info -t health -i {card.id.partition('-')[0]}`, or leave the card out",
+                )
+            )
+        if card.processes and card.id != "host":
+            held = ", ".join(
+                f"{p.name} (process {p.pid}, {p.used_bytes / 1e9:.1f} GB)" for p in card.processes
+            )
+            faults.append(
+                Fault(
+                    "doctor-card-in-use",
+                    "warning",
+                    f"others hold memory on card {card.id} ({card.name}): {held}",
+                    "training has that much less memory, and both are slower",
+                    "wait for them, end them, or leave the card out",
+                )
+            )
+    return faults
 
 
 def _shared_memory(needs: Needs, host: HostFacts) -> list[Fault]:

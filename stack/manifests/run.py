@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -189,25 +189,64 @@ class Train(Strict):
         return self
 
 
+class SweepSearch(Strict):
+    """The largest batch that leaves a margin, and the fastest one, found in few points.
+
+    Attributes:
+        margin_frac: share of the memory that nobody held before the point; it must stay free.
+        start: the batch measured first.
+        most: no batch above it is tried.
+        points: at most so many are measured for the search; what is then not proven is said.
+    """
+
+    margin_frac: float = Field(default=0.08, ge=0, lt=1)
+    start: int = Field(default=1, ge=1)
+    most: int = Field(default=1024, ge=1)
+    points: int = Field(default=12, ge=3)
+
+    @model_validator(mode="after")
+    def _starts_below_its_end(self) -> SweepSearch:
+        if self.start > self.most:
+            raise ValueError(f"search.start {self.start} is above search.most {self.most}")
+        return self
+
+
 class SweepGroup(Strict):
     """Points on the same number of devices.
 
     Attributes:
         batches: batch sizes per device.
+        search: also, or instead, search for the largest and the fastest.
         memory_limit_mb: extra host memory that a point may take on top of the loaded policy (cpu only); a
             point above it must end as out of memory.
+        host_limit_mb: host memory that all processes of a point may take together, by a control group of
+            Linux; the kernel ends a point above it.
     """
 
     devices: int = Field(ge=1)
-    batches: tuple[int, ...] = Field(min_length=1)
+    batches: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    search: SweepSearch | None = None
     memory_limit_mb: int | None = Field(default=None, ge=1)
+    host_limit_mb: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_points(self) -> SweepGroup:
+        if not self.batches and self.search is None:
+            raise ValueError("a group of the sweep names batches, or a search, or both")
+        return self
 
 
 class Sweep(Strict):
+    """Attributes:
+    timeout_s: a point that is not done by then is too slow.
+    pictures: also measure which part of a sample's cost is its pictures' size.
+    """
+
     groups: tuple[SweepGroup, ...] = Field(min_length=1)
     warmup_steps: int = Field(default=2, ge=1)
     timed_steps: int = Field(default=5, ge=3)
     timeout_s: float = Field(default=900.0, gt=0)
+    pictures: bool = True
 
 
 class Audit(Strict):

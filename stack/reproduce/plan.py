@@ -91,7 +91,12 @@ def _training(manifest: RunManifest) -> Iterator[str]:
     )
     yield f"  {train.steps:,} steps, learning rate {train.learning_rate:g}, seed {train.seed}"
     for group in manifest.sweep.groups if manifest.sweep else ():
-        yield f"  sweep on {group.devices} device(s): batch {' / '.join(map(str, group.batches))} a device"
+        listed = [f"batch {' / '.join(map(str, group.batches))} a device"] if group.batches else []
+        if group.search is not None:
+            listed.append(
+                f"search for the largest that leaves {group.search.margin_frac:.0%} of the memory free"
+            )
+        yield f"  sweep on {group.devices} device(s): {'; '.join(listed)}"
 
 
 def _expect(manifest: RunManifest) -> Iterator[str]:

@@ -285,7 +285,7 @@ def _sweep(context: Context) -> Stage:
     sweep_section = context.run.manifest.sweep
     assert sweep_section is not None
 
-    def work(out: Path, _resume: bool) -> Outcome:
+    def work(out: Path, resume: bool) -> Outcome:
         from stack.sweep import sweep
 
         result = sweep(
@@ -294,6 +294,7 @@ def _sweep(context: Context) -> Stage:
             mirror=context.mirror,
             models=context.models.manifest,
             out=out,
+            resume=resume,
             parent=context.parent,
             record_provenance=context.record_provenance,
             log=context.log,
@@ -310,7 +311,7 @@ def _sweep(context: Context) -> Stage:
         "sweep": sweep_section.model_dump(mode="json"),
         "train": context.run.manifest.train.model_dump(mode="json"),
     }
-    return Stage("sweep", context.folder / "sweep", inputs, work)
+    return Stage("sweep", context.folder / "sweep", inputs, work, resumable=True)
 
 
 def _train(context: Context) -> Stage:

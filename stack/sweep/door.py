@@ -1,38 +1,33 @@
-"""The door: measure the manifest's points, each in a fresh process: an error may leave one in any state."""
+"""The door: points that the manifest lists, points that its searches ask for, and what follows from them."""
 
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from stack.devices import device_count
-from stack.drawing import Bar, bar_chart
+from stack.devices.witness import look
 from stack.errors import BadRequest
-from stack.files import read_json, write_json
+from stack.files import write_json
 from stack.manifests.load import Loaded
 from stack.manifests.models import ModelsManifest
-from stack.manifests.run import RunManifest, Sweep, SweepGroup
-from stack.sweep.result import RESULT, Point, SweepResult
+from stack.manifests.run import RunManifest, Sweep, SweepGroup, SweepSearch
+from stack.sweep.advice import Advice, Fitting, advise
+from stack.sweep.before import in_words
+from stack.sweep.journal import close_journal
+from stack.sweep.result import RESULT, Found, Point, SweepResult
+from stack.sweep.runner import HOME, POINTS, Interrupted, Runner, check_limits
+from stack.sweep.search import Measured, Proposal, bounds, fits, model_of, propose
 from stack.tracking import names
 from stack.tracking.journal import Journal
 from stack.tracking.secrets import redacted
 from stack.train import lines
-from stack.train.child import Ended, environment, last_line, python_module, run_child
-from stack.train.figures import record_figure
 from stack.train.identity import data_facts
 from stack.train.job import Job, make_job
+from stack.train.preflight import leftovers
 from stack.train.record import MANIFEST, filter_tags, parameters, record_inputs
 
-POINTS = "points"
-OUTPUT = "point.log"
-HOME = ".hf-home"
-
-
-class Interrupted(KeyboardInterrupt):
-    """The sweep was asked to stop; the points measured so far are in its journal."""
+__all__ = ["Interrupted", "sweep"]
 
 
 def sweep(
@@ -42,19 +37,24 @@ def sweep(
     mirror: Path,
     models: ModelsManifest,
     out: Path,
+    resume: bool = False,
     parent: str | None = None,
     record_provenance: Callable[[Path], None] = lambda _: None,
     log: Callable[[str], None] = print,
 ) -> SweepResult:
-    """Measure every point of the manifest's `sweep`, whatever became of the ones before.
+    """Measure every point of the manifest's `sweep`, whatever became of the ones before, and its searches'.
 
     Args:
         dataset, mirror, models, parent, record_provenance, log: as for `stack.train.train`.
-        out: gets result.json, a journal, and `points/d<devices>-b<batch>/` with a journal for each point.
+        out: gets result.json, sweep.csv, figures, a journal, and `points/d<devices>-b<batch>/` with a journal
+            for each point.
+        resume: take the points that an earlier start has measured in `out` with the same inputs; crashes are
+            tried again.
 
     Raises:
-        BadRequest: the manifest has no `sweep` or names a point twice, or data or models are not there.
-        NotAble: lerobot is not installed.
+        BadRequest: the manifest has no `sweep` or names a point twice, or data or models are not there; or
+            `out` holds points and `resume` is not set.
+        NotAble: lerobot is not installed, or a limit cannot be set here.
         Interrupted: a signal came.
     """
     run = loaded.manifest
@@ -63,8 +63,39 @@ def sweep(
     _refuse_doubles(run.sweep)
     job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out)
     lines.detect_line()
+    check_limits(run.sweep, run.device.kind)
+    if not resume and any((out / POINTS).glob("*")):
+        raise BadRequest(
+            "sweep-out-exists",
+            "the folder holds points of a sweep already; nothing was started",
+            where=str(out),
+            do="go on with it with --resume, or name another folder",
+        )
     out.mkdir(parents=True, exist_ok=True)
     record_provenance(out)
+    journal = _open_journal(job, parent)
+    try:
+        before = in_words(
+            look(run.device.kind, max(group.devices for group in run.sweep.groups)), leftovers()
+        )
+        for words in before:
+            log(words)
+        runner = Runner(job, run.sweep, journal.run_id, resume, log)
+        result = _measure(runner, run.sweep, before)
+        close_journal(journal, result, out)
+    except BaseException as error:
+        journal.end("FAILED" if isinstance(error, Exception) else "KILLED")
+        journal.close()
+        raise
+    finally:
+        shutil.rmtree(out / HOME, ignore_errors=True)
+    log(result.table())
+    return result
+
+
+def _open_journal(job: Job, parent: str | None) -> Journal:
+    run, out = job.run, job.out
+    (out / RESULT).unlink(missing_ok=True)
     journal = Journal(
         out,
         name=f"{run.name} sweep",
@@ -77,18 +108,7 @@ def sweep(
     journal.params(parameters(run, data_facts(job.dataset)))
     record_inputs(journal, job)
     journal.artifact(out / MANIFEST)
-    try:
-        result = SweepResult(tuple(_points(job, run.sweep, journal.run_id, log)))
-        write_json(out / RESULT, result.to_json())
-        _close(journal, result, out)
-    except BaseException as error:
-        journal.end("FAILED" if isinstance(error, Exception) else "KILLED")
-        journal.close()
-        raise
-    finally:
-        shutil.rmtree(out / HOME, ignore_errors=True)
-    log(result.table())
-    return result
+    return journal
 
 
 def _refuse_doubles(settings: Sweep) -> None:
@@ -98,127 +118,84 @@ def _refuse_doubles(settings: Sweep) -> None:
             raise BadRequest(
                 "sweep-point-twice", f"batch {batch} on {devices} device(s) is named twice in 'sweep:'"
             )
-
-
-def _points(job: Job, settings: Sweep, parent: str, log: Callable[[str], None]) -> list[Point]:
-    available = device_count(job.run.device.kind)
-    points = []
     for group in settings.groups:
-        for batch in group.batches:
-            started_unix_s = time.time()
-            if group.devices > available:
-                message = f"{group.devices} {job.run.device.kind} devices are asked for, {available} are here"
-                point = Point(group.devices, batch, "unavailable", message=message)
-            else:
-                point = _measure(job, settings, group, batch)
-            log(_line(point))
-            _journal_point(job, point, parent, started_unix_s)
-            points.append(point)
-    return points
+        others = [g for g in settings.groups if g is not group and g.devices == group.devices]
+        if group.search is not None and others:
+            raise BadRequest(
+                "sweep-search-shared",
+                f"two groups of 'sweep:' are on {group.devices} device(s), and one of them searches",
+                do="put the batches into the group that searches",
+            )
 
 
-def _measure(job: Job, settings: Sweep, group: SweepGroup, batch: int) -> Point:
-    """One point in a child of its own."""
-    blank = Point(group.devices, batch, "error")
-    folder = job.out / POINTS / blank.name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    replace(job, out=folder).write(folder / "job.json")
-    spec = {
-        "job": str(folder / "job.json"),
-        "devices": group.devices,
-        "batch": batch,
-        "memory_limit_mb": group.memory_limit_mb,
-    }
-    write_json(folder / "spec.json", spec)
-    ended = run_child(
-        python_module("stack.sweep.point", [str(folder / "spec.json")], group.devices),
-        env=environment(job.out / HOME, is_cpu=job.run.device.kind == "cpu", ranks=group.devices),
-        output=folder / OUTPUT,
-        timeout_s=settings.timeout_s,
+def _measure(runner: Runner, settings: Sweep, before: Sequence[str]) -> SweepResult:
+    points: list[Point] = []
+    found: list[Found] = []
+    advice: list[Advice] = []
+    for group in settings.groups:
+        own = [runner.measure(group, batch) for batch in group.batches]
+        if group.search is not None:
+            own += _search(runner, group, group.search, own)
+        train = runner.job.run.train
+        margin = group.search.margin_frac if group.search is not None else None
+        advised = advise(_fitting(own, margin), devices=group.devices, global_batch=train.global_batch)
+        if advised is not None and group.search is not None and not advised.is_measured:
+            model = model_of(_measured(own))
+            own.append(runner.measure(group, advised.batch, model.predict(advised.batch) if model else None))
+            advised = advise(_fitting(own, margin), devices=group.devices, global_batch=train.global_batch)
+        if group.search is not None:
+            found.append(_found(group, group.search, own))
+        advice += [advised] if advised is not None else []
+        points += own
+    return SweepResult(tuple(points), tuple(found), tuple(advice), runner.pictures, tuple(before))
+
+
+def _search(
+    runner: Runner, group: SweepGroup, search: SweepSearch, listed: Sequence[Point]
+) -> Iterator[Point]:
+    points, past = [*listed], list[Proposal]()
+    while len(past) < search.points:
+        following = propose(
+            _measured(points), start=search.start, most=search.most, margin_frac=search.margin_frac, past=past
+        )
+        if following is None:
+            return
+        past.append(following)
+        point = runner.measure(group, following.batch, following.predicted_bytes)
+        points.append(point)
+        yield point
+        if point.status == "unavailable":
+            return
+
+
+def _measured(points: Sequence[Point]) -> list[Measured]:
+    return [
+        Measured(p.batch, p.status == "ok", p.demand_bytes, p.capacity_bytes, p.samples_per_s) for p in points
+    ]
+
+
+def _fitting(points: Sequence[Point], margin_frac: float | None) -> list[Fitting]:
+    """Points to advise: those that ran, and with a search, those that left its margin."""
+    measured = zip(points, _measured(points), strict=True)
+    return [
+        Fitting(p.batch, p.step_s)
+        for p, m in measured
+        if p.status == "ok" and p.step_s is not None and (margin_frac is None or fits(m, margin_frac))
+    ]
+
+
+def _found(group: SweepGroup, search: SweepSearch, points: Sequence[Point]) -> Found:
+    measured = _measured(points)
+    known = bounds(measured, search.margin_frac)
+    fitting = [m for m in measured if fits(m, search.margin_frac) and m.samples_per_s is not None]
+    fastest = max(fitting, key=lambda m: (m.samples_per_s or 0.0, m.batch), default=None)
+    return Found(
+        devices=group.devices,
+        largest=known.fits,
+        next_up=known.fails,
+        is_proven=known.is_closed(search.start, search.most),
+        fastest=fastest.batch if fastest is not None else None,
+        margin_frac=search.margin_frac,
+        model=model_of(measured),
+        tried=len(points),
     )
-    if ended.is_signalled:
-        raise Interrupted("the sweep was interrupted")
-    return _judge(folder, blank, ended, settings.timeout_s)
-
-
-def _judge(folder: Path, blank: Point, ended: Ended, timeout_s: float) -> Point:
-    """What a point came to, from its own account or, without one, from how its process ended."""
-    if ended.is_timeout:
-        return replace(blank, status="timeout", message=f"not done after {timeout_s:g} s")
-    if (folder / RESULT).exists():
-        raw = read_json(folder / RESULT, what="point's result")
-        return Point(**{key: value for key, value in raw.items() if key in Point.__dataclass_fields__})
-    message = f"ended without a result ({ended.how}): {last_line(ended.tail)}"
-    return replace(blank, status="oom" if ended.is_out_of_memory else "error", message=message)
-
-
-def _line(point: Point) -> str:
-    if point.status != "ok" or point.step_s is None:
-        return f"{point.name}: {point.status}: {point.message}"
-    peak = (point.peak_memory_bytes or 0) / 1e9
-    return f"{point.name}: {point.step_s:.3f} s/step, {point.samples_per_s:.1f} samples/s, peak {peak:.2f} GB"
-
-
-def _journal_point(job: Job, point: Point, parent: str, started_unix_s: float) -> None:
-    run = job.run
-    journal = Journal(
-        job.out / POINTS / point.name,
-        name=f"{point.devices} device(s), batch {point.batch}",
-        experiment=names.SWEEP,
-        parent=parent,
-        tags={**filter_tags(run), names.OUTCOME: point.status},
-        description=point.message or None,
-        started_unix_s=started_unix_s,
-    )
-    journal.params(
-        {
-            "devices": point.devices,
-            "batch": point.batch,
-            "global_batch": point.global_batch,
-            "policy.dtype": run.policy.dtype,
-            "policy.image_size": run.policy.image_size,
-            "policy.action_horizon": run.policy.action_horizon,
-            "train.workers": run.train.workers,
-        }
-    )
-    finals = {
-        names.FINAL_STEP_S: point.step_s,
-        names.FINAL_SAMPLES_PER_S: point.samples_per_s,
-        f"{names.FINAL}data_wait_s": point.data_wait_s,
-        names.FINAL_PEAK_MEMORY_BYTES: point.peak_memory_bytes,
-    }
-    journal.metrics({key: float(value) for key, value in finals.items() if value is not None}, step=0)
-    journal.end("FINISHED" if point.status == "ok" else "FAILED")
-    journal.close()
-
-
-def _close(journal: Journal, result: SweepResult, out: Path) -> None:
-    sizes = {f"largest_ok.{devices}_devices": batch for devices, batch in result.largest_ok.items()}
-    journal.params({key: "none" if batch is None else batch for key, batch in sizes.items()})
-    statuses = [point.status for point in result.points]
-    counts = {
-        f"{names.FINAL}points_{status}": float(statuses.count(status)) for status in dict.fromkeys(statuses)
-    }
-    journal.metrics(counts, step=0)
-    journal.tags({names.OUTCOME: "ok" if "ok" in statuses else "failed"})
-    journal.artifact(out / RESULT)
-    for name, text in figures(result).items():
-        record_figure(journal, name, text)
-    journal.end("FINISHED" if "ok" in statuses else "FAILED")
-    journal.close()
-
-
-def figures(result: SweepResult) -> dict[str, str]:
-    """SVG by file name: speed and peak memory of each point; one that did not run says why."""
-    words = {"oom": "out of memory", "ok": ""}
-    speeds, sizes = [], []
-    for point in result.points:
-        name, word = f"{point.devices} device(s), batch {point.batch}", words.get(point.status, point.status)
-        gigabytes = point.peak_memory_bytes / 1e9 if point.peak_memory_bytes else None
-        speeds.append(Bar(name, point.samples_per_s, word))
-        sizes.append(Bar(name, gigabytes, word))
-    return {
-        "sweep-speed.svg": bar_chart(speeds, title="samples a second", unit="samples/s"),
-        "sweep-memory.svg": bar_chart(sizes, title="peak memory of a device", unit="GB"),
-    }

@@ -87,12 +87,14 @@ def run_child(
     output: Path,
     timeout_s: float | None = None,
     on_poll: Callable[[], None] = lambda: None,
+    on_start: Callable[[int], None] = lambda _: None,
 ) -> Ended:
     """Run `command` to its end; SIGINT and SIGTERM to this process reach it as SIGTERM.
 
     Args:
         output: gets the child's stdout and stderr.
         on_poll: called ten times a second while the child runs, and once after its end.
+        on_start: called once with the child's process id.
     """
     started, kills = time.monotonic(), kernel_kills()
     signalled: list[int] = []
@@ -109,6 +111,7 @@ def run_child(
         )
         restore = _forward_signals(child, signalled)
         try:
+            on_start(child.pid)
             while child.poll() is None:
                 on_poll()
                 if timeout_s is not None and time.monotonic() - started > timeout_s:

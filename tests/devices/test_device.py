@@ -52,6 +52,9 @@ class StandIn(types.ModuleType):
     def max_memory_reserved(self) -> int:
         return 9
 
+    def memory_reserved(self) -> int:
+        return 8
+
     def reset_peak_memory_stats(self) -> None:
         self.asked.append("reset_peak_memory_stats")
 
@@ -105,6 +108,12 @@ def test_cpu_facts() -> None:
     assert device.name
     assert 0 < device.memory_now_bytes() <= device.memory_peak_bytes() < device.memory_total_bytes()
     assert device.memory_reserved_peak_bytes() is None
+    assert (
+        0
+        < device.memory_free_bytes()
+        < device.memory_total_bytes()
+        <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     assert device_count("cpu") == len(os.sched_getaffinity(0))
 
 
@@ -130,7 +139,8 @@ def test_npu_asks_its_own_module(npu: StandIn) -> None:
         7,
         9,
     )
-    assert device.memory_total_bytes() == 13
+    assert (device.memory_total_bytes(), device.memory_free_bytes()) == (13, 11)
+    assert device.memory_reserved_bytes() == 8
     assert (device.collective, device.name) == ("hccl", "Ascend910B3 #1")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stack.errors import BadRequest, Exit
 from stack.sweep import Point, SweepResult, sweep
-from stack.sweep.door import _judge
+from stack.sweep.judge import judge
 from stack.tracking.journal import read_journal, read_run_id
 from stack.train.child import Ended
 
@@ -109,7 +109,9 @@ def test_an_error_is_not_out_of_memory(toys: Any, world: Any, tmp_path: Path) ->
 def test_a_point_that_takes_too_long(toys: Any, world: Any, tmp_path: Path) -> None:
     groups = {"groups": [{"devices": 1, "batches": [2]}], "timeout_s": 0.5}
     result, _ = measure(toys, world, tmp_path, groups)
-    assert [(p.status, p.message) for p in result.points] == [("timeout", "not done after 0.5 s")]
+    assert [(p.status, p.message) for p in result.points] == [
+        ("timeout", "not done after 0.5 s; no step(s) were done")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_a_point_that_takes_too_long(toys: Any, world: Any, tmp_path: Path) -> N
 )
 def test_children_that_left_no_word(tmp_path: Path, ended: Ended, status: str) -> None:
     """The kernel ends a process that took too much with signal 9, and nothing else is left."""
-    point = _judge(tmp_path, Point(1, 8, "error"), ended, 60.0)
+    point = judge(tmp_path, Point(1, 8, "error"), ended, 60.0)
     assert (point.status, point.batch) == (status, 8) and point.message
 
 

@@ -24,7 +24,8 @@ from stack.train.child import Ended, environment, last_line, python_module, run_
 from stack.train.figures import record_figure
 from stack.train.identity import data_facts
 from stack.train.job import Job, make_job
-from stack.train.record import MANIFEST, filter_tags, parameters, record_inputs
+from stack.train.record import MANIFEST, dataset_name, filter_tags, parameters, record_inputs
+from stack.train.settings import before_start
 
 POINTS = "points"
 OUTPUT = "point.log"
@@ -74,7 +75,8 @@ def sweep(
         description=f"Batch sizes of {run.name}: {run.purpose}",
     )
     write_json(out / MANIFEST, redacted(run.model_dump(mode="json", by_alias=True)))
-    journal.params(parameters(run, data_facts(job.dataset)))
+    facts = data_facts(job.dataset)
+    journal.params({**parameters(run, facts), **before_start(job, facts)})
     record_inputs(journal, job)
     journal.artifact(out / MANIFEST)
     try:
@@ -164,7 +166,7 @@ def _journal_point(job: Job, point: Point, parent: str, started_unix_s: float) -
     run = job.run
     journal = Journal(
         job.out / POINTS / point.name,
-        name=f"{point.devices} device(s), batch {point.batch}",
+        name=f"{point.devices} device(s), batch {point.batch} ({run.name})",
         experiment=names.SWEEP,
         parent=parent,
         tags={**filter_tags(run), names.OUTCOME: point.status},
@@ -173,13 +175,20 @@ def _journal_point(job: Job, point: Point, parent: str, started_unix_s: float) -
     )
     journal.params(
         {
+            "sweep": run.name,
             "devices": point.devices,
             "batch": point.batch,
             "global_batch": point.global_batch,
+            "data": dataset_name(run),
+            "policy.weights": run.policy.weights,
             "policy.dtype": run.policy.dtype,
             "policy.image_size": run.policy.image_size,
             "policy.action_horizon": run.policy.action_horizon,
             "train.workers": run.train.workers,
+            "train.trains": "lora" if run.train.lora else run.train.trains,
+            "train.freeze_vision": run.train.freeze_vision,
+            "train.master_weights": run.train.master_weights,
+            "train.gradient_checkpointing": run.train.gradient_checkpointing,
         }
     )
     finals = {

@@ -205,6 +205,7 @@ def _journal_point(job: Job, point: Point, parent: str, started_unix_s: float) -
 def _close(journal: Journal, result: SweepResult, out: Path) -> None:
     sizes = {f"largest_ok.{devices}_devices": batch for devices, batch in result.largest_ok.items()}
     journal.params({key: "none" if batch is None else batch for key, batch in sizes.items()})
+    _journal_fastest(journal, result)
     statuses = [point.status for point in result.points]
     counts = {
         f"{names.FINAL}points_{status}": float(statuses.count(status)) for status in dict.fromkeys(statuses)
@@ -216,6 +217,21 @@ def _close(journal: Journal, result: SweepResult, out: Path) -> None:
         record_figure(journal, name, text)
     journal.end("FINISHED" if "ok" in statuses else "FAILED")
     journal.close()
+
+
+def _journal_fastest(journal: Journal, result: SweepResult) -> None:
+    """A sweep's own row shows its fastest point, so that sweeps compare without their points."""
+    done = [point for point in result.points if point.status == "ok" and point.samples_per_s]
+    if not done:
+        return
+    fastest = max(done, key=lambda point: point.samples_per_s or 0.0)
+    journal.params({"devices": fastest.devices, "batch": fastest.batch})
+    finals = {
+        names.FINAL_STEP_S: fastest.step_s,
+        names.FINAL_SAMPLES_PER_S: fastest.samples_per_s,
+        names.FINAL_PEAK_MEMORY_BYTES: fastest.peak_memory_bytes,
+    }
+    journal.metrics({key: float(value) for key, value in finals.items() if value is not None}, step=0)
 
 
 def figures(result: SweepResult) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 A process does steps of fixed work on one core and writes its progress as the trainer does. Beside it, phases
 with and without the record take turns: with it, the recorder follows the progress ten times a second, samples
-the machine and writes the journal, and the shipper ships all the time, to a server that is well, away, or
-slow. Steps of neighbouring phases are compared, so that whatever else the machine does falls on both. The bar
-is on the steps' time; where other work fills the cores, their processor time says more. Exit code 1: a bar is
-missed.
+the machine and writes the journal, and the shipper ships to a server that is well (on the same cores), away,
+or slow. As beside a run, shipper and server give way, a pass asks only for what is new, and the shipper rests
+for as many times as long as it worked; but it pauses for a second at least instead of 20. The mean steps of
+neighbouring phases are compared, so that whatever else the machine does falls on both. The bar is on the
+steps' time; where other work fills the cores, their processor time says more. Exit code 1: a bar is missed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import Line, is_busy, machine, render
+from bench.tracking_size import cpu_s_of
 from stack.errors import StackError
 from stack.tracking import Journal, Server, ship
+from stack.tracking.priority import step_back
 from stack.tracking.sampler import Sampler
+from stack.tracking.ship import FOLLOW_SHARE, Passes
 
 PHASE_S, PHASES = 3.0, 20
+SHIP_EVERY_S = 1.0
 BAR = 1.01
 TRAINER = """
 import json, sys, time
@@ -75,6 +80,7 @@ class Record:
         self.sampler = Sampler(self.journal, "cpu", folder)
         self.folder, self.events, self.server, self.offset = folder, events, server, 0
         self.is_on, self.is_over = threading.Event(), False
+        self.passes, self.count = Passes(), 0
         self.threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._poll, self._ship)]
         for thread in self.threads:
             thread.start()
@@ -103,19 +109,24 @@ class Record:
         time.sleep(0.1)
 
     def _ship(self) -> None:
+        if not self.count:
+            step_back()
+        self.count += 1
+        started = time.monotonic()
         with contextlib.suppress(StackError):
-            ship(self.folder, self.server)
-        time.sleep(1.0)
+            ship(self.folder, self.server, passes=self.passes)
+        time.sleep(max(SHIP_EVERY_S, FOLLOW_SHARE * (time.monotonic() - started)))
 
 
-def measure(scratch: Path, name: str, server: str) -> Line:
+def measure(scratch: Path, name: str, server: str, *, pid: int | None = None) -> Line:
+    """One line of the table; `pid`: the server's process, where its processor time is to be told."""
     folder = scratch / name
     folder.mkdir()
     events = folder / "events.jsonl"
     events.touch()
     command = [sys.executable, "-c", TRAINER, str(events), str(PHASE_S * PHASES)]
     record = Record(folder, events, server)
-    spent = _cpu_s()
+    spent, served = _cpu_s(), cpu_s_of(pid) if pid else 0.0
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     switched = []
     for phase in range(PHASES):
@@ -123,16 +134,17 @@ def measure(scratch: Path, name: str, server: str) -> Line:
         switched.append(time.time())
         time.sleep(PHASE_S)
     said = child.communicate()[0]
-    spent = _cpu_s() - spent
+    spent, served = _cpu_s() - spent, cpu_s_of(pid) - served if pid else 0.0
     record.end()
     told = json.loads(said)
     ratios = [_ratios(told["times"], switched, index) for index in (1, 2)]
     wall, cpu = (statistics.median(own) for own in ratios)
+    on_s = PHASES * PHASE_S / 2
     share = told["emit_s"] / sum(step[1] for step in told["times"])
     return Line(
         f"a step with the record over one without, server {name}",
         f"{wall:.4f} of the time, {cpu:.4f} of the CPU; progress is {share:.3%} of the trainer",
-        f"recorder and shipper: {spent / (PHASES * PHASE_S / 2):.3f} CPU-s a second",
+        f"recorder and {record.count} passes: {spent / on_s:.3f} CPU-s a second, server {served / on_s:.3f}",
         f"at most {BAR}",
         # One per cent cannot be told while other work takes the cores, for better or for worse.
         None if is_busy() else wall <= BAR,
@@ -140,12 +152,12 @@ def measure(scratch: Path, name: str, server: str) -> Line:
 
 
 def _ratios(times: list[list[float]], switched: list[float], index: int) -> list[float]:
-    """On over off, for each pair of neighbouring phases, of the median step."""
-    medians: list[list[float]] = [[] for _ in switched]
+    """On over off, for each pair of neighbouring phases, of the mean step."""
+    phases: list[list[float]] = [[] for _ in switched]
     for step in times:
         phase = max((n for n, began in enumerate(switched) if began <= step[0]), default=0)
-        medians[phase].append(step[index])
-    own = [statistics.median(steps) for steps in medians if steps]
+        phases[phase].append(step[index])
+    own = [statistics.fmean(steps) for steps in phases if steps]
     # Each phase with the record stands between two without it.
     return [2 * own[n] / (own[n - 1] + own[n + 1]) for n in range(1, len(own) - 1, 2)]
 
@@ -159,8 +171,8 @@ def main() -> int:
     lines = []
     with tempfile.TemporaryDirectory(prefix="bench-tracking-") as folder:
         scratch = Path(folder)
-        with Server.start(scratch / "store") as server:
-            lines.append(measure(scratch, "well", server.uri))
+        with Server.start(scratch / "store", is_beside=True) as server:
+            lines.append(measure(scratch, "well", server.uri, pid=server.pid))
             away = server.uri
         lines.append(measure(scratch, "away", away))
         with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as slow:

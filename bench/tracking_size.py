@@ -33,9 +33,9 @@ def main() -> int:
         write_run(folder)
         megabytes = (folder / JOURNAL).stat().st_size / 1e6
         with Server.start(Path(scratch) / "store") as server:
-            spent, served = _cpu_s(), _cpu_s_of(server.pid)
+            spent, served = _cpu_s(), cpu_s_of(server.pid)
             report = ship(folder, server.uri)
-            spent, served = _cpu_s() - spent, _cpu_s_of(server.pid) - served
+            spent, served = _cpu_s() - spent, cpu_s_of(server.pid) - served
             run = report.runs[0]
             rival_s = rival(server.uri) * STEPS * METRICS / RIVAL_POINTS
             idle = _cpu_s()
@@ -132,7 +132,7 @@ def _cpu_s() -> float:
     return own.ru_utime + own.ru_stime
 
 
-def _cpu_s_of(pid: int) -> float:
+def cpu_s_of(pid: int) -> float:
     """Of another process; proc(5), /proc/pid/stat, fields 14 and 15."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -55,19 +54,27 @@ def track_ship(folder: Path, server: str | None, work: Path, follow: bool) -> No
 
     Example: stack track ship work/runs/demo-cpu --server http://tracking.example:5000
     """
+    from stack.tracking.priority import step_back
     from stack.tracking.ship import follow as ship_following
     from stack.tracking.ship import ship
 
-    bring: Callable[..., object] = ship_following if follow else ship
     if not folder.is_dir():
         raise BadRequest("track-no-folder", "the run folder is not there", where=str(folder))
+
+    def bring(address: str) -> None:
+        if not follow:
+            ship(folder, address, log=log)
+            return
+        step_back()
+        ship_following(folder, address, log=log)
+
     if server is not None:
-        bring(folder, server, log=log)
+        bring(server)
         return
     from stack.tracking.server import Server
 
-    with Server.start(work.absolute() / "tracking", log=log) as local:
-        bring(folder, local.uri, log=log)
+    with Server.start(work.absolute() / "tracking", is_beside=follow, log=log) as local:
+        bring(local.uri)
 
 
 for command in (track_check, track_users, track_backup, track_restore, track_upgrade, track_prune):

@@ -138,17 +138,20 @@ class Recorder:
 
     def _ship_beside(self) -> None:
         """Keep one server up and the record current while the stages run; ship the rest at the end."""
+        from stack.tracking.priority import THREAD_NICE, step_back
         from stack.tracking.server import Server
-        from stack.tracking.ship import FOLLOW_SHARE, ship
+        from stack.tracking.ship import FOLLOW_SHARE, Passes, ship
 
+        passes = Passes()
         try:
-            with Server.start(self._store) as server:
+            with Server.start(self._store, is_beside=True) as server:
                 if not self._stop.is_set():
                     self._context.log(f"tracking: watch the run at {server.uri}")
+                    step_back(THREAD_NICE)
                 pause_s = SHIP_EVERY_S
                 while not self._stop.wait(pause_s):
                     started = time.monotonic()
-                    self._try(lambda: ship(self._context.folder, server.uri))
+                    self._try(lambda: ship(self._context.folder, server.uri, passes=passes))
                     pause_s = max(SHIP_EVERY_S, FOLLOW_SHARE * (time.monotonic() - started))
                 ship(self._context.folder, server.uri)
                 self._failure = None

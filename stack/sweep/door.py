@@ -26,6 +26,7 @@ from stack.train.identity import data_facts
 from stack.train.job import Job, make_job
 from stack.train.preflight import leftovers
 from stack.train.record import MANIFEST, filter_tags, parameters, record_inputs
+from stack.train.settings import before_start
 
 __all__ = ["Interrupted", "sweep"]
 
@@ -105,7 +106,8 @@ def _open_journal(job: Job, parent: str | None) -> Journal:
         description=f"Batch sizes of {run.name}: {run.purpose}",
     )
     write_json(out / MANIFEST, redacted(run.model_dump(mode="json", by_alias=True)))
-    journal.params(parameters(run, data_facts(job.dataset)))
+    facts = data_facts(job.dataset)
+    journal.params({**parameters(run, facts), **before_start(job, facts)})
     record_inputs(journal, job)
     journal.artifact(out / MANIFEST)
     return journal

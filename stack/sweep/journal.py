@@ -11,7 +11,7 @@ from stack.tracking import names
 from stack.tracking.journal import Journal
 from stack.train.figures import record_figure
 from stack.train.job import Job
-from stack.train.record import filter_tags
+from stack.train.record import dataset_name, filter_tags
 
 POINTS = "points"
 CSV = "sweep.csv"
@@ -22,7 +22,7 @@ def journal_point(job: Job, point: Point, parent: str, started_unix_s: float) ->
     run = job.run
     journal = Journal(
         job.out / POINTS / point.name,
-        name=f"{point.devices} device(s), batch {point.batch}",
+        name=f"{point.devices} device(s), batch {point.batch} ({run.name})",
         experiment=names.SWEEP,
         parent=parent,
         tags={**filter_tags(run), names.OUTCOME: point.status},
@@ -31,13 +31,20 @@ def journal_point(job: Job, point: Point, parent: str, started_unix_s: float) ->
     )
     journal.params(
         {
+            "sweep": run.name,
             "devices": point.devices,
             "batch": point.batch,
             "global_batch": point.global_batch,
+            "data": dataset_name(run),
+            "policy.weights": run.policy.weights,
             "policy.dtype": run.policy.dtype,
             "policy.image_size": run.policy.image_size,
             "policy.action_horizon": run.policy.action_horizon,
             "train.workers": run.train.workers,
+            "train.trains": "lora" if run.train.lora else run.train.trains,
+            "train.freeze_vision": run.train.freeze_vision,
+            "train.master_weights": run.train.master_weights,
+            "train.gradient_checkpointing": run.train.gradient_checkpointing,
         }
     )
     finals = {
@@ -69,6 +76,7 @@ def close_journal(journal: Journal, result: SweepResult, out: Path) -> None:
         sizes[f"advised_batch.{advice.devices}_devices"] = advice.batch
         sizes[f"advised_accumulation.{advice.devices}_devices"] = advice.accumulation
     journal.params({key: "none" if value is None else value for key, value in sizes.items()})
+    _journal_fastest(journal, result)
     statuses = [point.status for point in result.points]
     counts = {
         f"{names.FINAL}points_{status}": float(statuses.count(status)) for status in dict.fromkeys(statuses)
@@ -84,3 +92,18 @@ def close_journal(journal: Journal, result: SweepResult, out: Path) -> None:
         record_figure(journal, name, text)
     journal.end("FINISHED" if "ok" in statuses else "FAILED")
     journal.close()
+
+
+def _journal_fastest(journal: Journal, result: SweepResult) -> None:
+    """A sweep's own row shows its fastest point, so that sweeps compare without their points."""
+    done = [point for point in result.points if point.status == "ok" and point.samples_per_s]
+    if not done:
+        return
+    fastest = max(done, key=lambda point: point.samples_per_s or 0.0)
+    journal.params({"devices": fastest.devices, "batch": fastest.batch})
+    finals = {
+        names.FINAL_STEP_S: fastest.step_s,
+        names.FINAL_SAMPLES_PER_S: fastest.samples_per_s,
+        names.FINAL_PEAK_MEMORY_BYTES: fastest.peak_memory_bytes,
+    }
+    journal.metrics({key: float(value) for key, value in finals.items() if value is not None}, step=0)

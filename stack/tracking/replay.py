@@ -331,9 +331,9 @@ def _finish(result: Replay, process: Mapping[str, Any], *, is_over: bool) -> Non
         result.status, result.end_ms = "KILLED", result.last_ms
     if result.status != "RUNNING":
         result.tail = result.curves.tail()
-    # What an earlier attempt said holds where this one, being over or having spoken, says nothing else; while
-    # it has not spoken, it may still say otherwise, and a server never lets a parameter change.
-    if result.params or result.status != "RUNNING":
+    # What an earlier attempt said holds where this one ends without saying anything else; until then it may
+    # still say otherwise, and a server never lets a parameter change.
+    if result.status != "RUNNING":
         result.params = {**result.earlier_params, **result.params}
     if not result.datasets and result.status != "RUNNING":
         result.datasets = list(result.earlier_datasets)

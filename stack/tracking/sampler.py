@@ -230,6 +230,22 @@ def driver_version(kind: str, root: Path = Path("/")) -> str | None:
     return found[1] if found else None
 
 
+def cann_version(toolkit: Path | None = None) -> str | None:
+    """The version of CANN's toolkit, from the file beside it; None where no toolkit is set up.
+
+    Args:
+        toolkit: default: what CANN's `set_env.sh` says.
+    """
+    home = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
+    if toolkit is None and not home:
+        return None
+    for path in sorted((toolkit or Path(str(home))).glob("*-linux/ascend_toolkit_install.info")):
+        with suppress(OSError):
+            if found := re.search(r"^version\s*=\s*(\S+)", path.read_text(errors="replace"), re.M | re.I):
+                return found[1]
+    return None
+
+
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"-?\d+(\.\d+)?", text) is not None
 

@@ -26,9 +26,10 @@ import stack
 from stack.errors import BadRequest, NotAble
 from stack.files import write_json
 from stack.tracking.liveness import started_ticks
+from stack.tracking.priority import send_back
 
 HOST = "127.0.0.1"
-READY_LIMIT_S = 120.0
+READY_LIMIT_S = 300.0  # making MLflow's tables takes a machine that is busy minutes
 STOP_LIMIT_S = 10.0
 POLL_S = 0.1
 HEALTH_TRIES = 3
@@ -63,7 +64,9 @@ class Server:
     _lifeline: int | None = field(default=None, repr=False)
 
     @classmethod
-    def start(cls, store: Path, *, port: int | None = None, log: Log | None = None) -> Server:
+    def start(
+        cls, store: Path, *, port: int | None = None, is_beside: bool = False, log: Log | None = None
+    ) -> Server:
         """Start a server, or take the one that is running over the same store already.
 
         A server that was started here ends with this process, however that ends.
@@ -71,10 +74,11 @@ class Server:
         Args:
             store: made where it is not there yet.
             port: None takes a free one. A running server keeps its own.
+            is_beside: it stands beside a training on the same machine, and gives way to it once it answers.
 
         Raises:
             BadRequest: the store is a file.
-            NotAble: the port is taken; the folder cannot be written; the server does not answer within 120 s.
+            NotAble: the port is taken; the folder cannot be written; the server does not answer within 300 s.
         """
         log = log or _say_nothing
         with _store_lock(store):
@@ -89,6 +93,8 @@ class Server:
             except BaseException:
                 server.stop()
                 raise
+            if is_beside:
+                send_back(server.pid)
             (store / MADE).touch()
             state = {"pid": server.pid, "started": started_ticks(server.pid), "uri": server.uri}
             write_json(store / STATE, state)

@@ -11,11 +11,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stack.errors import BadRequest, NotAble
+from stack.errors import BadRequest, NotAble, StackError
 from stack.tracking import names
 from stack.tracking.journal import JOURNAL
 from stack.tracking.remote import Remote
@@ -53,7 +53,34 @@ class ShipReport:
         return {"server": self.server, "url": self.url, "runs": runs, "duration_s": self.duration_s}
 
 
-def ship(folder: Path, server: str, *, log: Log | None = None) -> ShipReport:
+@dataclass
+class Passes:
+    """What a shipper knows from its own passes before, so that the next one asks only for what is new.
+
+    Attributes:
+        remote: the server, known to be well.
+        seen: by journal, its size and time of change as they were, and what the server has of it.
+    """
+
+    remote: Remote | None = None
+    seen: dict[Path, tuple[tuple[int, int], ShippedRun]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        self.remote, self.seen = None, {}
+
+    def unchanged(self, path: Path, state: tuple[int, int]) -> ShippedRun | None:
+        """What the server has, where a pass could send nothing that it has not."""
+        before, run = self.seen.get(path, (None, None))
+        if run is None or before != state:
+            return None
+        if run.status == "RUNNING":
+            content = path.read_bytes()
+            if replay(content, where=str(path), points_from=len(content)).status != run.status:
+                return None  # its writer has died
+        return replace(run, points_sent=0, artifacts_sent=0)
+
+
+def ship(folder: Path, server: str, *, log: Log | None = None, passes: Passes | None = None) -> ShipReport:
     """Bring every journal below `folder` to the tracking server; what is there already stays as it is.
 
     A nested run stands in the experiment of its topmost parent, because MLflow draws nesting only there; its
@@ -63,32 +90,57 @@ def ship(folder: Path, server: str, *, log: Log | None = None) -> ShipReport:
         folder: a run folder; journals are found at any depth.
         server: `http://host:port`.
         log: called with one line a journal, and one for each thing that could not be shown as written.
+        passes: of a shipper beside a run; journals that did not change since are passed over. The last pass
+            goes without: it alone brings what other journals, files or people changed.
 
     Raises:
         BadRequest: no journal below the folder; one without a run; two with the same run_id.
         NotAble: the server is away, or refuses; MLflow is not installed; another shipper holds a journal for
             more than two minutes. Nothing is lost: ship again.
     """
-    log = log or _say_nothing
+    log, passes = log or _say_nothing, passes or Passes()
     started = time.monotonic()
-    journals = _find(folder)
-    remote = Remote(server)
+    try:
+        journals = _find(folder)
+        remote = passes.remote = passes.remote or Remote(server)
+        runs, sent = _send_all(journals, folder, remote, passes, log)
+        _close_vanished(runs, sent, remote, log)
+    except StackError:
+        passes.forget()
+        raise
+    shipped = tuple(runs.values())
+    url = remote.table_url(shipped[0].experiment_id) if shipped else remote.uri
+    return ShipReport(remote.uri, url, shipped, time.monotonic() - started)
+
+
+def _send_all(
+    journals: list[tuple[Path, Replay]], folder: Path, remote: Remote, passes: Passes, log: Log
+) -> tuple[dict[str, ShippedRun], set[str]]:
+    """All journals as the server has them now, by run_id; and which of them something was asked for."""
     runs: dict[str, ShippedRun] = {}
+    sent: set[str] = set()
+    moved: set[str | None] = set()  # runs whose newest attempt is another than before: children follow
     for path, head in journals:
         try:
             with _locked(path):
-                run = runs[head.run_id] = send_journal(path, head, folder, remote)
+                status = path.stat()
+                state = (status.st_size, status.st_mtime_ns)
+                known = None if head.parent in moved else passes.unchanged(path, state)
+                run = runs[head.run_id] = known or send_journal(path, head, folder, remote)
         except FileNotFoundError:
             # A stage that has become whole is renamed with its journal; the next call finds it.
             log(f"{head.name}: its folder was moved or removed meanwhile; ship again")
             continue
+        if known is not None:
+            continue
+        sent.add(head.run_id)
+        if path in passes.seen and passes.seen[path][1].mlflow_run_id != run.mlflow_run_id:
+            moved.add(head.run_id)
+        passes.seen[path] = (state, run)
         log(f"{run.name}: {run.status}, {run.points_sent} points and {run.artifacts_sent} files sent")
         for note in run.notes:
             log(f"{run.name}: {note}")
-    _close_vanished(runs, remote, log)
-    shipped = tuple(runs.values())
-    url = remote.table_url(shipped[0].experiment_id) if shipped else remote.uri
-    return ShipReport(remote.uri, url, shipped, time.monotonic() - started)
+    return runs, sent
 
 
 def follow(
@@ -110,17 +162,21 @@ def follow(
     Raises:
         BadRequest: as `ship`, but for a journal that is not there yet, which is waited for.
     """
-    log = log or _say_nothing
+    log, passes = log or _say_nothing, Passes()
     report, trouble, is_last = None, "", False
     while True:
         started = time.monotonic()
         try:
-            report = ship(folder, server, log=log if report is None else None)
+            is_whole = not passes.seen
+            report = ship(folder, server, log=log if report is None else None, passes=passes)
             if trouble:
                 log(f"shipping again: {report.points_sent} points sent")
             trouble = ""
             if is_last or not report.is_running:
-                return report
+                if is_whole:
+                    return report
+                passes.forget()
+                continue
         except (NotAble, BadRequest) as error:
             if isinstance(error, BadRequest) and error.id != "track-no-journal":
                 raise
@@ -188,14 +244,14 @@ def _parents_first(found: dict[str, tuple[Path, Replay]]) -> list[tuple[Path, Re
     return list(ordered.values())
 
 
-def _close_vanished(shipped: Mapping[str, ShippedRun], remote: Remote, log: Log) -> None:
+def _close_vanished(shipped: Mapping[str, ShippedRun], sent: set[str], remote: Remote, log: Log) -> None:
     """End runs whose journal is gone, for instance with the unfinished folder of a stage that was begun anew.
 
     Nothing will ever end them; they are known by being below a run that has ended itself.
     """
     here = {run.mlflow_run_id for run in shipped.values()}
     for run in shipped.values():
-        if run.status == "RUNNING":
+        if run.status == "RUNNING" or run.run_id not in sent:
             continue
         for child in remote.running_children(run.run_id):
             if child.info.run_id in here:

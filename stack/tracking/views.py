@@ -33,8 +33,9 @@ VIEW_DEFAULTS = {  # the state that the page itself would share; source: MLflow'
 EXPERIMENTS: dict[str, str] = {
     names.DATA: "prepared datasets: counts, provenance and audit of each `stack prepare`.",
     names.SWEEP: (
-        "batch-size sweeps, a parent run a sweep, a nested run a point. Select the points and compare "
-        "`final_samples_per_s` and `final_peak_memory_bytes`; the outcome `oom` ran out of memory."
+        "batch-size sweeps, a parent run a sweep, a nested run a point. A sweep's own row shows its fastest "
+        "point. Open it, select points and compare `final_samples_per_s` and `final_peak_memory_bytes`; the "
+        "outcome `oom` ran out of memory."
     ),
     names.TRAIN: (
         "fine-tunings. Open a run, then its metric `train/loss`; filter by the tags `stack.*`. A run that "

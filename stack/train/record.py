@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from stack.train.figures import ranges_figure, record_figure
 from stack.train.identity import data_facts
 from stack.train.job import Job
 from stack.train.result import RESULT, TrainResult
+from stack.train.settings import before_start
 
 MANIFEST = "run.json"
 PROVENANCE = "provenance"
@@ -90,6 +91,8 @@ class Recorder:
             )
         elif kind == "start" and (step or self._journal.is_continued):
             self._journal.resumed(step)
+        elif kind == "settings":
+            self._journal.params(event["params"])
         elif kind == "log":
             self._log(event["text"])
         elif kind == "trip":
@@ -139,7 +142,7 @@ def open_journal(loaded: Loaded[RunManifest], job: Job, parent: str | None) -> J
     )
     write_json(job.out / MANIFEST, redacted(run.model_dump(mode="json", by_alias=True)))
     facts = data_facts(job.dataset)
-    journal.params(parameters(run, {**facts, **_widths(job.dataset)}))
+    journal.params({**parameters(run, {**facts, **_widths(job.dataset)}), **before_start(job, facts)})
     journal.tags({"stack.manifest_sha256": loaded.fingerprint})
     record_inputs(journal, job)
     journal.artifact(job.out / MANIFEST)
@@ -201,7 +204,7 @@ def parameters(run: RunManifest, facts: Mapping[str, Any]) -> dict[str, Any]:
     toy = run.policy.toy.model_dump(mode="json") if run.policy.toy else {}
     params = {f"policy.{key}": value for key, value in policy.items()}
     params |= {f"toy.{key}": value for key, value in toy.items()}
-    params |= {f"train.{key}": value for key, value in run.train.model_dump(mode="json").items()}
+    params |= dict(_flat("train", run.train.model_dump(mode="json")))
     params |= {f"device.{key}": value for key, value in run.device.model_dump(mode="json").items() if value}
     params |= {
         f"data.{key}": value
@@ -209,6 +212,15 @@ def parameters(run: RunManifest, facts: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, (str, int, float)) and not key.endswith("digest")
     }
     return params
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A section that is given within another, such as train.lora, has a parameter for each of its keys."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}.{key}", value)
+        else:
+            yield f"{prefix}.{key}", value
 
 
 def close_journal(journal: Journal, result: TrainResult, out: Path) -> None:

@@ -97,6 +97,7 @@ def _train(job: Job, stop: Stop, emit: Callable[..., None]) -> TrainResult:
     from stack.train import ranks as ranks_module
     from stack.train.loop import train_loop
     from stack.train.session import open_session
+    from stack.train.settings import of_session
 
     run = job.run
     if run.device.kind == "cpu":
@@ -107,6 +108,7 @@ def _train(job: Job, stop: Stop, emit: Callable[..., None]) -> TrainResult:
     try:
         session = open_session(job, device, ranks, emit)
         emit("start", step=session.start.step, device=device.name)
+        emit("settings", params=of_session(session))
         found = train_loop(session, emit, stop)
         return _result(job, session, found, device)
     finally:

@@ -94,6 +94,10 @@ def test_a_parent_journal_and_one_for_each_point(swept: Any) -> None:
         r["metrics"] for r in read_journal(out / "points/d1-b2/journal.jsonl") if r["kind"] == "metrics"
     ]
     assert metrics[0].keys() >= {"final_step_s", "final_samples_per_s", "final_peak_memory_bytes"}
+    # One point ran, so it is the fastest, and the sweep's own row shows it.
+    shown = {k: v for r in parent if r["kind"] == "metrics" for k, v in r["metrics"].items()}
+    assert shown["final_samples_per_s"] == metrics[0]["final_samples_per_s"]
+    assert (params["devices"], params["batch"]) == ("1", "2")
 
 
 @pytest.mark.lerobot

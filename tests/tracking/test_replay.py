@@ -120,3 +120,22 @@ def test_a_parameter_that_changes_back_says_so() -> None:
     result = replay(content, where="here")
     assert result.params == {"lr": "1"}
     assert result.tags["param-changed.lr"] == "1 -> 1 (attempt 1)"
+
+
+def test_what_an_attempt_before_said_is_not_sent_while_this_one_may_say_otherwise(tmp_path: Path) -> None:
+    """A training says its settings in two parts, the second when its child has built the policy."""
+    first = Journal(tmp_path, name="a", experiment=names.TRAIN)
+    first.params({"train.lora.rank": 16, "model.trained": 100})
+    first.end("FAILED")
+    second = Journal(tmp_path, name="a", experiment=names.TRAIN)
+    second.params({"train.lora.rank": 32})
+
+    def said() -> dict[str, str]:
+        return replay((tmp_path / "journal.jsonl").read_bytes(), where="here").params
+
+    assert said() == {"train.lora.rank": "32"}
+    second.params({"model.trained": 200})
+    assert said() == {"train.lora.rank": "32", "model.trained": "200"}
+    third = Journal(tmp_path, name="a", experiment=names.TRAIN)
+    third.end("FAILED")
+    assert said() == {"train.lora.rank": "32", "model.trained": "200"}

@@ -12,7 +12,7 @@ import pytest
 
 from stack.tracking import Journal
 from stack.tracking.journal import read_journal
-from stack.tracking.sampler import Sampler, driver_version, read_cuda, read_npu
+from stack.tracking.sampler import Sampler, cann_version, driver_version, read_cuda, read_npu
 
 # Drawn after the layout that the driver's own source prints; the values are made up.
 TABLE_910B = """
@@ -60,6 +60,70 @@ def test_a_second_chip_of_a_card_has_a_name_of_its_own_and_no_power() -> None:
     assert read["npu/0/power_w"] == 180.4 and read["npu/0-1/temp_c"] == 35.0
     assert "npu/0-1/power_w" not in read
     assert read["npu/0-1/aicore_frac"] == 0.12
+
+
+# The third column, as seen in the field or read in the driver's source: 24.1.1 and 25.2 print 52 characters,
+# the source of 2026-07 prints 53, 26.0.rc2 prints 70 (vllm-project/vllm-ascend, issues 2534, 10504 and 12980;
+# 1Panel-dev/1Panel, issue 9472). From five digits on, a value touches its slash.
+LAYOUTS = {
+    "24.1.1": (52, "{power:<12}{temp:<18}0    / 0", "{core:<12}0    / 0          {used:<5}/ {total}"),
+    "2026-07": (53, "{power:<12}{temp:<18}0     / 0", "{core:<12}0    / 0          {used:<6}/ {total}"),
+    "26.0.rc2": (70, "{power:<21}{temp:<24}0    / 0", "{core:<21}0    / 0                {used:<5}/ {total}"),
+}
+CHIPS = {  # card, chip: power, temperature, load of the cores, used and total HBM in MB
+    (0, 0): ("162.6", "34", 0, 3419, 65536),
+    (0, 1): ("-", "35", 7, 26838, 32768),
+    (13, 0): ("88.25", "30", 100, 65536, 65536),
+}
+
+
+def drawn(version: str, *, is_a3: bool) -> str:
+    width, upper, lower = LAYOUTS[version]
+    rule = "+" + "=" * 27 + "+" + "=" * 15 + "+" + "=" * width + "+"
+    lines = [rule, f"| npu-smi {version}  Version: {version}".ljust(len(rule) - 1) + "|", rule]
+    head = "Chip  Phy-ID" if is_a3 else "Chip"
+    lines += [f"| {'NPU   Name':<26}| {'Health':<14}| {'Power(W)    Temp(C)':<{width - 1}}|"]
+    lines += [f"| {head:<26}| {'Bus-Id':<14}| {'AICore(%)   Memory-Usage(MB)':<{width - 1}}|", rule]
+    for phy, ((card, chip), (power, temp, core, used, total)) in enumerate(CHIPS.items()):
+        first, second = f"{card:<6}Ascend910", f"{chip:<6}{phy if is_a3 else ''}"
+        values = {"power": power, "temp": temp, "core": core, "used": used, "total": total}
+        lines += [f"| {first:<26}| {'OK':<14}| {upper.format(**values):<{width - 1}}|"]
+        lines += [f"| {second:<26}| {'0000:9D:00.0':<14}| {lower.format(**values):<{width - 1}}|"]
+        lines += ["+" + "-" * (len(rule) - 2) + "+" if (card, chip) == (0, 0) else rule]
+    lines += [
+        "| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |"
+    ]
+    lines += [
+        "| 0       0                 | 1333928       |                          | 37709                   |"
+    ]
+    lines += ["| No running processes found in NPU 13".ljust(len(rule) - 1) + "|", rule]
+    return "\n".join([*lines, "WARNING: the driver's installation is not complete"])
+
+
+@pytest.mark.parametrize("version", LAYOUTS)
+@pytest.mark.parametrize("is_a3", [False, True])
+def test_tables_of_every_known_width_give_the_same_values(version: str, is_a3: bool) -> None:
+    expected = {}
+    for (card, chip), (power, temp, core, used, total) in CHIPS.items():
+        at = f"npu/{card}" if chip == 0 else f"npu/{card}-{chip}"
+        expected |= {f"{at}/temp_c": float(temp), f"{at}/aicore_frac": core / 100}
+        expected |= {f"{at}/hbm_used_bytes": used * 1024**2, f"{at}/hbm_frac": used / total}
+        expected |= {} if power == "-" else {f"{at}/power_w": float(power)}
+    assert read_npu(drawn(version, is_a3=is_a3)) == expected
+
+
+def test_the_toolkits_version_is_read_from_the_file_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    monkeypatch.setenv("ASCEND_TOOLKIT_HOME", str(tmp_path))
+    assert cann_version() is None
+    (tmp_path / "aarch64-linux").mkdir()
+    text = "package_name=Ascend-cann-toolkit\nversion=9.1.0\ninnerversion=V100R001\narch=aarch64\n"
+    (tmp_path / "aarch64-linux" / "ascend_toolkit_install.info").write_text(text)
+    assert cann_version() == "9.1.0"
+    monkeypatch.delenv("ASCEND_TOOLKIT_HOME")
+    assert cann_version() is None
 
 
 @pytest.mark.parametrize("text", ["", "dcmi module initialize failed. ret is -8005", "| a | b |", "|||||"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -73,7 +74,17 @@ def test_the_journal_tells_the_run(finished: Any, world: Any) -> None:
     records = read_journal(out / "journal.jsonl")
     assert records[0]["parent"] == "0123456789abcdef" and records[0]["experiment"] == "stack/train"
     params = {k: v for r in records if r["kind"] == "params" for k, v in r["params"].items()}
-    assert 40 <= len(params) <= 70
+    assert 60 <= len(params) <= 80
+    # lerobot's presets, as its configuration of pi0.5 has them.
+    assert (params["optimizer.type"], params["optimizer.betas"]) == ("AdamW", "0.9 0.95")
+    assert (params["optimizer.weight_decay"], params["optimizer.grad_clip_norm"]) == ("0.01", "1.0")
+    assert (params["normalisation.state"], params["normalisation.action"]) == ("QUANTILES", "QUANTILES")
+    assert float(params["schedule.decay_lr"]) == pytest.approx(0.1 * 0.003)
+    assert params["model.trained"] == params["model.parameters"] == str(result.parameters)
+    assert params["version.torch"] == result.versions["torch"] and params["data.frames_trained"] == "120"
+    mirrored = world.mirror / params["policy.weights"] / "model.safetensors"
+    assert hashlib.sha256(mirrored.read_bytes()).hexdigest().startswith(params["weights.sha256"])
+    assert len(params["weights.sha256"]) == len(params["tokenizer.sha256"]) == 12
     assert (params["train.learning_rate"], params["policy.action_horizon"], params["toy.width"]) == (
         "0.003",
         "10",

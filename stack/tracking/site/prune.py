@@ -2,7 +2,13 @@
 
 The rule looks at trees (a run with all that is nested below it) and keeps a whole tree when any run in it is
 young, running, tagged to be kept, or the source of a model version. What is deleted stays in MLflow's trash
-for some days, and only from there are rows and files removed. Nothing is done without `apply`.
+for some days, and only from there are rows and files removed, unless a run that lives is nested below it
+or is an earlier attempt of it. Nothing is done without `apply`.
+
+`mlflow gc` is not called: it takes whatever is in the trash, sources of model versions too, deletes proxied
+files only through a running server with a login in its environment, and drops the rows of a run whose files
+it could not find its way to. What it does to one run is done here: its files, then its rows by the same
+function of MLflow's store; a test compares what both leave.
 """
 
 from __future__ import annotations
@@ -28,13 +34,14 @@ DAY_MS = 24 * 3600 * 1000
 NO = ("", "0", "no", "false", "off")
 PARENT = "mlflow.parentRunId"
 MODEL_OF_VERSION = re.compile(r"models:/(m-[0-9a-f]+)")
+RUN_OF_VERSION = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What the rule needs to know of a run; times in milliseconds."""
+    """What the rule needs to know of a run; times in milliseconds. `refers_to`: runs that its tags name."""
 
     run_id: str
     name: str
@@ -46,6 +53,7 @@ class StoredRun:
     parent: str | None = None
     is_tagged: bool = False
     has_model: bool = False
+    refers_to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,14 @@ def plan_prune(place: Place, *, keep_days: float, trash_days: float, now_ms: int
         runs = _read_runs(connection)
     living = {key: run for key, run in runs.items() if run.deleted_ms is None}
     to_trash, kept = judge(living, now - int(keep_days * DAY_MS))
+    named = {name for run in living.values() for name in run.refers_to}
     to_remove = []
     for run in runs.values():
         if run.deleted_ms is None or run.deleted_ms > now - int(trash_days * DAY_MS):
             continue
         reason = _reason_to_keep(run, None)
+        if reason is None and run.run_id in named:
+            reason = "named by a run that lives"
         if reason is None:
             to_remove.append(run)
         else:
@@ -207,6 +218,7 @@ def _top(run: StoredRun, runs: Mapping[str, StoredRun]) -> str:
 def _read_runs(connection: Connection) -> dict[str, StoredRun]:
     tagged = _pairs(connection, f"SELECT run_uuid, value FROM tags WHERE key = '{names.KEEP}'")
     parents = dict(_pairs(connection, f"SELECT run_uuid, value FROM tags WHERE key = '{PARENT}'"))
+    later = dict(_pairs(connection, f"SELECT run_uuid, value FROM tags WHERE key = '{names.SUPERSEDED}'"))
     kept = {run_id for run_id, value in tagged if str(value).strip().lower() not in NO}
     with_model = _runs_of_versions(connection)
     rows = _rows(
@@ -226,17 +238,20 @@ def _read_runs(connection: Connection) -> dict[str, StoredRun]:
             parents.get(run_id),
             run_id in kept,
             run_id in with_model,
+            tuple(filter(None, (parents.get(run_id), later.get(run_id)))),
         )
         for run_id, name, experiment, status, start, end, stage, deleted, uri in rows
     }
 
 
 def _runs_of_versions(connection: Connection) -> set[str]:
-    """Runs that a model version names, itself or through the logged model that it was made from."""
+    """Runs that a model version names: itself, in its source, or through its logged model."""
     versions = _pairs(connection, "SELECT run_id, source FROM model_versions")
     made_by = dict(_pairs(connection, "SELECT model_id, source_run_id FROM logged_models"))
     models = {found[1] for _, source in versions if (found := MODEL_OF_VERSION.search(source or ""))}
-    return {run_id for run_id, _ in versions if run_id} | {made_by[m] for m in models if made_by.get(m)}
+    in_source = {found for _, source in versions for found in RUN_OF_VERSION.findall(source or "")}
+    by_model = {made_by[model] for model in models if made_by.get(model)}
+    return {run_id for run_id, _ in versions if run_id} | in_source | by_model
 
 
 def _pairs(connection: Connection, query: str) -> list[tuple[str, str]]:

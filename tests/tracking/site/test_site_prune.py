@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stack.cli import cli
-from stack.tracking import names
+from stack.tracking import Journal, names, ship
 from stack.tracking.site import place as places
 from stack.tracking.site.place import Place
 from stack.tracking.site.prune import DAY_MS, StoredRun, apply_prune, artifact_folder, judge, plan_prune
@@ -118,9 +120,11 @@ def test_old_runs_go_to_the_trash_and_later_for_good_and_the_rest_stays(place: P
     model = filled.run("with a model", days=200)
     parent = filled.run("old parent", days=200)
     filled.run("young child", days=2, tags={"mlflow.parentRunId": parent})
+    sourced = filled.run("in a source", days=200)
     registry = Registry(place.uri)
     registry.create_registered_model("policy")
     registry.create_model_version("policy", f"runs:/{model}/checkpoint", model)
+    registry.create_model_version("policy", f"mlflow-artifacts:/0/{sourced}/artifacts/checkpoint")
     everything = filled.living()
 
     def plan(later_days: int = 0) -> Any:
@@ -130,7 +134,7 @@ def test_old_runs_go_to_the_trash_and_later_for_good_and_the_rest_stays(place: P
     first = plan()
     assert {run.name for run in first.to_trash} == {"old", "tagged no"}
     assert first.to_remove == ()
-    assert sum(first.kept.values()) == 6
+    assert sum(first.kept.values()) == 7
     assert filled.living() == everything, "a plan changes nothing"
 
     apply_prune(place, first, log=silent)
@@ -150,6 +154,69 @@ def test_old_runs_go_to_the_trash_and_later_for_good_and_the_rest_stays(place: P
     assert not (place.artifacts / "0" / old).exists()
     assert (place.artifacts / "0" / model / "artifacts" / "report.txt").exists()
     assert filled.living() == everything - {"old", "tagged no"}
+
+
+def test_what_living_runs_name_stays_in_the_trash_until_they_go_too(stores: Any, tmp_path: Path) -> None:
+    place = stores.current("sqlite", tmp_path / "here")
+    filled = Filled(place)
+    parent, newest = filled.run("parent", days=200), filled.run("newest attempt", days=200)
+    child = filled.run("child", days=200, tags={"mlflow.parentRunId": parent, names.KEEP: "yes"})
+    filled.run("first attempt", days=1, tags={names.SUPERSEDED: newest})
+    for run_id in (parent, newest):
+        filled.store.delete_run(run_id)  # by hand: a person may
+
+    def plan() -> Any:
+        return plan_prune(place, keep_days=100, trash_days=-1)
+
+    assert plan().to_remove == () and plan().kept["in the trash, named by a run that lives"] == 2
+    filled.store.delete_run(child)
+    assert {run.name for run in plan().to_remove} == {"parent"}, "what is tagged to be kept stays"
+
+
+def rows_of(database: Path, run_id: str) -> dict[str, int]:
+    """Rows of every table that name a run in any column."""
+    found = {}
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
+        for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info('{table}')")]
+            where = " OR ".join(f'"{column}" = ?' for column in columns)
+            count = db.execute(f"SELECT count(*) FROM '{table}' WHERE {where}", [run_id] * len(columns))
+            if rows := count.fetchone()[0]:
+                found[table] = rows
+    return found
+
+
+def test_what_is_left_of_a_run_is_what_mlflow_gc_leaves(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.cli import gc
+
+    ids = []
+    for name in ("by gc", "by us"):
+        journal = Journal(tmp_path / name, name=name, experiment=names.TRAIN, tags={"a": "b"})
+        journal.params({"lr": 0.1})
+        journal.metrics({names.LOSS: 1.0}, step=1)
+        journal.dataset(name="demo", digest="0" * 64, source="demo", context="training", profile={})
+        (tmp_path / name / "report.html").write_text("<h1>report</h1>")
+        journal.artifact(tmp_path / name / "report.html")
+        journal.end("FINISHED")
+        ids.append(ship(tmp_path / name, store.uri).runs[0].mlflow_run_id)
+        store.client.delete_run(ids[-1])
+    place = places.of_folder(store.server.store)
+    before = [rows_of(place.database_file, run_id) for run_id in ids]
+    assert before[0] == before[1] and before[0]["metrics"] == 1 and len(before[0]) > 4
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    arguments = ["--backend-store-uri", place.uri, "--run-ids", ids[0]]
+    done = CliRunner().invoke(gc, arguments)
+    assert done.exit_code == 0, done.output
+    plan = plan_prune(place, keep_days=1e6, trash_days=-1)
+    assert ids[1] in {run.run_id for run in plan.to_remove}
+    apply_prune(place, plan, log=silent)
+
+    left = [rows_of(place.database_file, run_id) for run_id in ids]
+    assert left[0] == left[1] and "runs" not in left[1] and "metrics" not in left[1]
+    assert not [path for path in place.artifacts.rglob("*") if path.is_file() and ids[1] in path.parts]
 
 
 def test_the_command_says_first_and_does_only_when_told(stores: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stack.dataset.arrow import numbers_of
+from stack.dataset.arrow import flattened, numbers_of
 from stack.dataset.pool import Pool
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
@@ -225,6 +225,6 @@ def _written_groups(root: Path, paths: Sequence[str], feature: str) -> Iterator[
 def _table(chunk: pa.Array) -> NDArray[Any]:
     frames, nested = len(chunk), False
     while pa.types.is_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type):
-        chunk, nested = chunk.flatten(), True
+        chunk, nested = flattened(chunk), True
     values = numbers_of(chunk)
     return values.reshape(frames, -1) if nested else values

@@ -27,6 +27,7 @@ def numbers_of(array: pa.Array) -> NDArray[Any]:
 
 def list_lengths(array: pa.Array) -> NDArray[np.int64]:
     """(n,) how many entries each list has; -1 for a null."""
+    lengths: NDArray[np.int64]
     if pa.types.is_fixed_size_list(array.type):
         lengths = np.full(len(array), array.type.list_size, dtype=np.int64)
     else:

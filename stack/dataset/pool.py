@@ -58,8 +58,16 @@ class Pool:
             done += 1
         yield from self._map_over_processes(work, items[done:])
 
-    def begin(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """As `map`; where other processes are at work already, they begin at once."""
+    def begin(
+        self, work: Callable[[Item], Result], items: Sequence[Item], *, is_long: bool = False
+    ) -> Iterator[Result]:
+        """As `map`; where other processes are at work already, they begin at once.
+
+        Args:
+            is_long: each item takes so long that other processes are started without trying one here first.
+        """
+        if self._executor is None and is_long and self._jobs > 1 and len(items) > 1:
+            return self._map_over_processes(work, items)
         if self._executor is None:
             return self.map(work, items)
         return self._results(self._submit(work, items))

@@ -18,11 +18,15 @@ from stack.dataset.pool import Pool
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 
-HELD_BYTES_MAX = 256 << 20  # what is smaller is held as a whole and read once
+HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
-# Another part of a feature means reading all of it once more.
-VALUES_A_JOB = 25_000_000
-PARTS_MAX = 4
+READ_BYTES = 1 << 20
+READ_ROWS = 4096
+# Another part of a feature means reading all of it once more, which costs less than holding much of it; what
+# no number of parts makes small is read several times for each part anyway.
+VALUES_A_JOB = 8_000_000
+PARTS_MAX = 16
+PARTS_STREAMED = 4
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 
@@ -66,11 +70,12 @@ def pooled_features(
     """
     jobs: list[PooledJob] = []
     for name, width in widths.items():
-        parts = min(width, PARTS_MAX, -(-width * rows // VALUES_A_JOB))
+        parts = -(-width * rows // VALUES_A_JOB)
+        parts = min(width, parts if parts <= PARTS_MAX else PARTS_STREAMED)
         bounds = [width * n // parts for n in range(parts + 1)]
         spans: list[tuple[int, int] | None] = [*pairwise(bounds)] if parts > 1 else [None]
         jobs += [PooledJob(root, paths, name, span) for span in spans]
-    begun = pool.begin(pooled_stats, jobs)
+    begun = pool.begin(pooled_stats, jobs, is_long=rows * max(widths.values(), default=0) > VALUES_A_JOB)
 
     def finish() -> dict[str, Stats]:
         found: dict[str, list[Stats]] = {}
@@ -215,11 +220,12 @@ def written_blocks(root: Path, paths: Sequence[str], feature: str) -> Iterator[N
 
 def _written_groups(root: Path, paths: Sequence[str], feature: str) -> Iterator[NDArray[Any]]:
     for path in paths:
-        with pq.ParquetFile(root / path) as parquet:
+        # Pages come through a buffer: a row group may be larger than all that is held otherwise. One group at
+        # a time: a reader of several holds them all.
+        with pq.ParquetFile(root / path, buffer_size=READ_BYTES) as parquet:
             for group in range(parquet.num_row_groups):
-                # pyarrow takes `action` for `action.raw` too.
-                column = parquet.read_row_group(group, columns=[feature], use_threads=False).column(feature)
-                yield from (_table(chunk) for chunk in column.chunks)
+                for batch in parquet.iter_batches(READ_ROWS, [group], [feature], use_threads=False):
+                    yield _table(batch.column(feature))  # pyarrow takes `action` for `action.raw` too
 
 
 def _table(chunk: pa.Array) -> NDArray[Any]:

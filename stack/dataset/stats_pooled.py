@@ -24,7 +24,7 @@ READ_BYTES = 1 << 20
 READ_ROWS = 4096
 # Another part of a feature means reading all of it once more, which costs less than holding much of it; what
 # no number of parts makes small is read several times for each part anyway.
-VALUES_A_JOB = 8_000_000
+VALUES_A_JOB = 12_500_000
 PARTS_MAX = 16
 PARTS_STREAMED = 4
 
@@ -49,9 +49,7 @@ def pooled_stats(job: PooledJob) -> Stats:
     """
 
     def blocks() -> Iterator[NDArray[Any]]:
-        for block in written_blocks(job.root, job.paths, job.feature):
-            # A copy: a part would hold all of the block.
-            yield block if job.channels is None else block[:, slice(*job.channels)].copy()
+        return written_blocks(job.root, job.paths, job.feature, job.channels)
 
     return block_stats(blocks, where=job.feature)
 
@@ -196,8 +194,13 @@ def _key_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"{dtype.kind}{dtype.itemsize}")
 
 
-def written_blocks(root: Path, paths: Sequence[str], feature: str) -> Iterator[NDArray[Any]]:
+def written_blocks(
+    root: Path, paths: Sequence[str], feature: str, channels: tuple[int, int] | None = None
+) -> Iterator[NDArray[Any]]:
     """Rows of one feature, in the order of the files, in blocks that do not depend on how they were packed.
+
+    Args:
+        channels: the first, and the one behind the last; all if not given.
 
     Yields:
         (n,), (n, D), or (n, all values of a frame) where there are more dimensions, in the written dtype.
@@ -205,6 +208,8 @@ def written_blocks(root: Path, paths: Sequence[str], feature: str) -> Iterator[N
     waiting: list[NDArray[Any]] = []
     held = 0
     for table in _written_groups(root, paths, feature):
+        if channels is not None:
+            table = table[:, slice(*channels)].copy()  # a view would hold all channels
         rows = max(1, BLOCK_BYTES // max(1, table.nbytes // max(1, len(table))))
         waiting.append(table)
         held += len(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -177,6 +178,7 @@ def can_fork() -> bool:
 
 def _begin_forked() -> None:
     """End with the parent at once, and hold none of its targets: a kill of the parent frees them."""
+    gc.freeze()  # looking for garbage among what the parent made would copy all of its pages
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from stack.dataset.model import ClipRef
+from stack.dataset.model import ClipRef, Dataset
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
@@ -42,7 +42,7 @@ class Written:
 
 
 Pooled: TypeAlias = Callable[[], dict[str, Stats]]
-Finish: TypeAlias = Callable[[Path, tuple[WrittenFile, ...], Mapping[ClipRef, str]], None]
+Finish: TypeAlias = Callable[[Dataset, tuple[WrittenFile, ...], Mapping[ClipRef, str]], None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Version:
 
     plan: Callable[[Selection, Videos], FilePlan]
     write_meta: Callable[[Path, Selection, FilePlan, Made, Pooled], None]
-    check: Callable[[Path, Selection, FilePlan], None]
+    check: Callable[[Path, Selection, FilePlan], Dataset]
     is_pooled: bool  # whether the meta folder holds statistics over all rows
 
     def write(
@@ -82,7 +82,7 @@ class Version:
             videos: `join` or `link`, which hard-links files that are whole.
             replace: swap a dataset that is at `out` for the new one, when that stands.
             sources: the source files as they were before the selection was made; taken here if not given.
-            finish: called before the rename with the partial folder, its files, and `clip_digest` of each
+            finish: called before the rename with what was read back, its files, and `clip_digest` of each
                 clip as it was read back, to add files of its own.
 
         Raises:
@@ -99,9 +99,9 @@ class Version:
         works = plan_works(selection, plan, videos)
         try:
             with whole_folder(out, replace=replace, resume_key=_key(works)) as root, open_pool(jobs) as pool:
-                files, clips = _fill(root, selection, plan, works, self, pool, log)
+                dataset, files, clips = _fill(root, selection, plan, works, self, pool, log)
                 if finish is not None:
-                    finish(root, files, clips)
+                    finish(dataset, files, clips)
                 sources.check()
                 clear_records(root)
         except (StackError, OSError) as error:
@@ -133,7 +133,7 @@ def _key(works: Works) -> str:
 
 def _fill(
     root: Path, selection: Selection, plan: FilePlan, works: Works, version: Version, pool: Pool, log: Log
-) -> tuple[tuple[WrittenFile, ...], dict[ClipRef, str]]:
+) -> tuple[Dataset, tuple[WrittenFile, ...], dict[ClipRef, str]]:
     log(f"writing {len(works.data)} data files and {len(works.videos)} video files")
     shop = Workshop(root, pool, [*works.data, *works.videos, *works.samples], log)
     groups: dict[str, Sequence[Work[Any]]] = {
@@ -153,13 +153,13 @@ def _fill(
     log("checking what was written")
     for _ in checks:
         pass
-    version.check(root, selection, plan)
+    dataset = version.check(root, selection, plan)
     clips = {
         ClipRef(root / movie.file.path, first, frames): digest
         for movie in movies
         for first, frames, digest in movie.clips
     }
-    return _all_files(root, [d.file for d in data] + [m.file for m in movies]), clips
+    return dataset, _all_files(root, [d.file for d in data] + [m.file for m in movies]), clips
 
 
 def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
+from stack.dataset.model import Dataset
 from stack.dataset.pool import Pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
@@ -31,14 +32,17 @@ class DataCheck:
     tasks: int
 
 
-def check_written(root: Path, selection: Selection, plan: FilePlan) -> None:
+def check_written(root: Path, selection: Selection, plan: FilePlan) -> Dataset:
     """Check the numbers of files, the episode table and totals; the files themselves are checked elsewhere.
+
+    Returns:
+        The dataset as it was read back.
 
     Raises:
         WorkFailed: something differs; the place and both values are named.
     """
     _check_numbering(root, plan)
-    _check_episodes(root, selection, plan)
+    return _check_episodes(root, selection, plan)
 
 
 def begin_data_checks(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Iterator[None]:
@@ -82,7 +86,7 @@ def _check_numbering(root: Path, plan: FilePlan) -> None:
     _same("videos", "files", found, sorted(entry.path for entry in plan.videos))
 
 
-def _check_episodes(root: Path, selection: Selection, plan: FilePlan) -> None:
+def _check_episodes(root: Path, selection: Selection, plan: FilePlan) -> Dataset:
     """The written dataset, read as any other v3.0 dataset, must be the one that was planned."""
     written = read_dataset(root)
     if written.notes:
@@ -104,6 +108,7 @@ def _check_episodes(root: Path, selection: Selection, plan: FilePlan) -> None:
         _same(where, "cameras", sorted(got.clips), sorted(selection.cameras))
         for camera, clip in got.clips.items():
             _same(where, f"{camera} file", clip.file, root / video_file[camera, meant.index].path)
+    return written
 
 
 def _same(where: str, what: str, got: object, meant: object) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stack.dataset.model import ClipRef, Episode
+from stack.dataset.model import ClipRef, Dataset, Episode
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
 from stack.dataset.stats import Stats
@@ -130,7 +130,7 @@ def _write_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     write_text(file, "".join(f"{line}\n" for line in lines))
 
 
-def _check(root: Path, selection: Selection, plan: FilePlan) -> None:
+def _check(root: Path, selection: Selection, plan: FilePlan) -> Dataset:
     """Read back as any other v2.1 dataset."""
     written = read_dataset(root)
     if written.notes:
@@ -150,6 +150,7 @@ def _check(root: Path, selection: Selection, plan: FilePlan) -> None:
             (len(got), list(written.tasks.values())),
             "meta",
         )
+    return written
 
 
 def _wrong(what: str, meant: object, got: object, where: str) -> WorkFailed:

@@ -25,6 +25,32 @@ def numbers_of(array: pa.Array) -> NDArray[Any]:
     return np.frombuffer(data, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize)
 
 
+def list_lengths(array: pa.Array) -> NDArray[np.int64]:
+    """(n,) how many entries each list has; -1 for a null."""
+    lengths: NDArray[np.int64]
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size, dtype=np.int64)
+    else:
+        lengths = np.diff(numbers_of(array.offsets)).astype(np.int64)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = -1
+    return lengths
+
+
+def flattened(array: pa.Array) -> pa.Array:
+    """The entries of all lists, one level opened; null lists have none.
+
+    Arrow's own `flatten` imports functions that take longer than reading a small dataset does.
+    """
+    if array.null_count or not len(array):
+        return array.flatten()
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        return array.values.slice(array.offset * size, len(array) * size)
+    offsets = numbers_of(array.offsets)
+    return array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+
 def array_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     """(n,) numbers as an array of a numeric type, cast where they have another."""
     if pa.types.is_boolean(kind) or values.dtype.kind not in "iuf":

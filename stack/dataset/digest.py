@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
+from stack.dataset.model import INDEX_FEATURES, ClipRef, Dataset, Episode, Feature
 from stack.dataset.pictures import episode_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.rows import column_array, column_names, hold_rows, text_column
@@ -16,7 +16,7 @@ from stack.dataset.selection import Recipe, frame_tasks
 from stack.dataset.video import clip_digest
 from stack.errors import BadRequest
 
-FORMAT = "stack/content/1"
+FORMAT = "stack/content/2"
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,10 @@ class _EpisodeJob:
     episode: Episode
     features: Mapping[str, Feature]
     tasks: Mapping[int, str]
+    clips: Mapping[str, str]  # camera -> digest, where it is known
 
 
-def content_digest(dataset: Dataset, *, jobs: Jobs = 1) -> str:
+def content_digest(dataset: Dataset, *, jobs: Jobs = 1, clips: Mapping[ClipRef, str] | None = None) -> str:
     """sha256 over fps, features and episodes in order.
 
     Of each episode count: its length; each feature's name, dtype, shape and values, little-endian, frame by
@@ -35,6 +36,7 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1) -> str:
 
     Args:
         jobs: processes; not given takes all cores.
+        clips: `clip_digest` of clips whose files were read just now; those of others are read here.
 
     Raises:
         BadRequest: rows or clips that cannot be read, or a feature that episodes store in other forms.
@@ -50,7 +52,13 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1) -> str:
     for name, feature in features.items():
         shape = "" if feature.is_image else f" {list(feature.shape)!r}"  # the pictures tell their own size
         digest.update(f"feature {name!r} {feature.dtype}{shape}\n".encode())
-    work = [_EpisodeJob(episode, features, dataset.tasks) for episode in dataset.episodes]
+    known = clips or {}
+    work = [
+        _EpisodeJob(
+            e, features, dataset.tasks, {c: known[clip] for c, clip in e.clips.items() if clip in known}
+        )
+        for e in dataset.episodes
+    ]
     with open_pool(jobs) as pool:
         for part in _episode_digests(pool, work):
             digest.update(part.encode())
@@ -76,7 +84,7 @@ def _episode_digest(job: _EpisodeJob) -> str:
     for text in frame_tasks(episode, Recipe({}, job.tasks)):
         digest.update(f"\ntask {len(text.encode())} {text}".encode())
     for camera, clip in sorted(episode.clips.items()):
-        digest.update(f"\n{camera} {clip_digest(clip)}".encode())
+        digest.update(f"\n{camera} {job.clips.get(camera) or clip_digest(clip)}".encode())
     return digest.hexdigest()
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import av
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stack.dataset.model import Episode, Feature, RowsRef
@@ -45,6 +44,8 @@ def picture_column(column: pa.ChunkedArray, episode: Episode, feature: Feature) 
     paths = pa.nulls(len(array), pa.string())
     cells = array
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        import pyarrow.compute as pc
+
         cells = pc.struct_field(array, "bytes")  # unlike StructArray.field, it keeps the struct's nulls
         if kind.get_field_index("path") >= 0:
             paths = pc.struct_field(array, "path").cast(pa.string())

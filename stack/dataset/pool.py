@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -58,8 +59,16 @@ class Pool:
             done += 1
         yield from self._map_over_processes(work, items[done:])
 
-    def begin(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """As `map`; where other processes are at work already, they begin at once."""
+    def begin(
+        self, work: Callable[[Item], Result], items: Sequence[Item], *, is_long: bool = False
+    ) -> Iterator[Result]:
+        """As `map`; where other processes are at work already, they begin at once.
+
+        Args:
+            is_long: each item takes so long that other processes are started without trying one here first.
+        """
+        if self._executor is None and is_long and self._jobs > 1 and len(items) > 1:
+            return self._map_over_processes(work, items)
         if self._executor is None:
             return self.map(work, items)
         return self._results(self._submit(work, items))
@@ -169,6 +178,7 @@ def can_fork() -> bool:
 
 def _begin_forked() -> None:
     """End with the parent at once, and hold none of its targets: a kill of the parent frees them."""
+    gc.freeze()  # looking for garbage among what the parent made would copy all of its pages
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
@@ -170,6 +169,8 @@ def _flat(column: pa.ChunkedArray, file: Path) -> NDArray[Any]:
     """The episode number of each row; one-element lists are opened."""
     count = len(column)
     while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        import pyarrow.compute as pc
+
         column = pc.list_flatten(column)
     if len(column) != count or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise BadRequest(

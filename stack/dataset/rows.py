@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stack.dataset.arrow import numbers_of
+from stack.dataset.arrow import flattened, list_lengths, numbers_of
 from stack.dataset.model import Episode, Feature, RowsRef
 from stack.dataset.read_meta import open_parquet
 from stack.errors import BadRequest
@@ -115,15 +114,12 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
         array = array.storage  # `datasets`, where it is loaded, has types of its own for arrays
     width = int(np.prod(feature.shape))
     while _is_list(array.type):
-        lengths = pc.list_value_length(array)
-        if lengths.null_count:  # not always: a scalar for the nulls imports pandas
-            lengths = pc.fill_null(lengths, -1)
-        lengths = numbers_of(lengths)
-        if len(array) == episode.length and len(np.unique(lengths)) > 1:
+        lengths = list_lengths(array)
+        if len(array) == episode.length and len(lengths) and (lengths != lengths[0]).any():
             raise _ragged(column, episode, feature, width)
         if pa.types.is_fixed_size_list(array.type) and array.null_count:
             raise _ragged(column, episode, feature, width)
-        array = array.flatten()
+        array = flattened(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):

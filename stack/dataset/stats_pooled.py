@@ -13,16 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stack.dataset.arrow import numbers_of
+from stack.dataset.arrow import flattened, numbers_of
 from stack.dataset.pool import Pool
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 
-HELD_BYTES_MAX = 256 << 20  # what is smaller is held as a whole and read once
+HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
-# Another part of a feature means reading all of it once more.
-VALUES_A_JOB = 25_000_000
-PARTS_MAX = 4
+READ_BYTES = 1 << 20
+READ_ROWS = 4096
+# Another part of a feature means reading all of it once more, which costs less than holding much of it; what
+# no number of parts makes small is read several times for each part anyway.
+VALUES_A_JOB = 12_500_000
+PARTS_MAX = 16
+PARTS_STREAMED = 4
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 
@@ -45,9 +49,7 @@ def pooled_stats(job: PooledJob) -> Stats:
     """
 
     def blocks() -> Iterator[NDArray[Any]]:
-        for block in written_blocks(job.root, job.paths, job.feature):
-            # A copy: a part would hold all of the block.
-            yield block if job.channels is None else block[:, slice(*job.channels)].copy()
+        return written_blocks(job.root, job.paths, job.feature, job.channels)
 
     return block_stats(blocks, where=job.feature)
 
@@ -66,11 +68,12 @@ def pooled_features(
     """
     jobs: list[PooledJob] = []
     for name, width in widths.items():
-        parts = min(width, PARTS_MAX, -(-width * rows // VALUES_A_JOB))
+        parts = -(-width * rows // VALUES_A_JOB)
+        parts = min(width, parts if parts <= PARTS_MAX else PARTS_STREAMED)
         bounds = [width * n // parts for n in range(parts + 1)]
         spans: list[tuple[int, int] | None] = [*pairwise(bounds)] if parts > 1 else [None]
         jobs += [PooledJob(root, paths, name, span) for span in spans]
-    begun = pool.begin(pooled_stats, jobs)
+    begun = pool.begin(pooled_stats, jobs, is_long=rows * max(widths.values(), default=0) > VALUES_A_JOB)
 
     def finish() -> dict[str, Stats]:
         found: dict[str, list[Stats]] = {}
@@ -191,8 +194,13 @@ def _key_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"{dtype.kind}{dtype.itemsize}")
 
 
-def written_blocks(root: Path, paths: Sequence[str], feature: str) -> Iterator[NDArray[Any]]:
+def written_blocks(
+    root: Path, paths: Sequence[str], feature: str, channels: tuple[int, int] | None = None
+) -> Iterator[NDArray[Any]]:
     """Rows of one feature, in the order of the files, in blocks that do not depend on how they were packed.
+
+    Args:
+        channels: the first, and the one behind the last; all if not given.
 
     Yields:
         (n,), (n, D), or (n, all values of a frame) where there are more dimensions, in the written dtype.
@@ -200,6 +208,8 @@ def written_blocks(root: Path, paths: Sequence[str], feature: str) -> Iterator[N
     waiting: list[NDArray[Any]] = []
     held = 0
     for table in _written_groups(root, paths, feature):
+        if channels is not None:
+            table = table[:, slice(*channels)].copy()  # a view would hold all channels
         rows = max(1, BLOCK_BYTES // max(1, table.nbytes // max(1, len(table))))
         waiting.append(table)
         held += len(table)
@@ -215,16 +225,17 @@ def written_blocks(root: Path, paths: Sequence[str], feature: str) -> Iterator[N
 
 def _written_groups(root: Path, paths: Sequence[str], feature: str) -> Iterator[NDArray[Any]]:
     for path in paths:
-        with pq.ParquetFile(root / path) as parquet:
+        # Pages come through a buffer: a row group may be larger than all that is held otherwise. One group at
+        # a time: a reader of several holds them all.
+        with pq.ParquetFile(root / path, buffer_size=READ_BYTES) as parquet:
             for group in range(parquet.num_row_groups):
-                # pyarrow takes `action` for `action.raw` too.
-                column = parquet.read_row_group(group, columns=[feature], use_threads=False).column(feature)
-                yield from (_table(chunk) for chunk in column.chunks)
+                for batch in parquet.iter_batches(READ_ROWS, [group], [feature], use_threads=False):
+                    yield _table(batch.column(feature))  # pyarrow takes `action` for `action.raw` too
 
 
 def _table(chunk: pa.Array) -> NDArray[Any]:
     frames, nested = len(chunk), False
     while pa.types.is_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type):
-        chunk, nested = chunk.flatten(), True
+        chunk, nested = flattened(chunk), True
     values = numbers_of(chunk)
     return values.reshape(frames, -1) if nested else values

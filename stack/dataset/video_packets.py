@@ -46,19 +46,43 @@ class PacketReader:
             yield from self._demuxed(segment)
             return
         packets, places = index.packets, segment.places()
-        offsets, sizes = index.packets.offsets[places], packets.sizes[places]
         frames, syncs = packets.frames[places].tolist(), packets.is_sync[places].tolist()
-        for first, last in neighbours(offsets, sizes):
-            start = int(offsets[first])
-            self._raw.seek(start)
-            block = self._raw.read(int(offsets[last - 1] + sizes[last - 1]) - start)
-            ends = (offsets[first:last] + sizes[first:last] - start).tolist()
+        for first, ends, block in self._runs(segment, places):
             at = 0
-            for n, end in enumerate(ends, first):
-                if end > len(block):
-                    raise changed(index, frames[n])
+            for n, end in enumerate(ends.tolist(), first):
                 yield frames[n], syncs[n], block[at:end]
                 at = end
+
+    def blocks(self, segment: Segment) -> Iterator[bytes]:
+        """The bytes of the same packets, one after another, in parts of any length.
+
+        Raises:
+            WorkFailed: as `read`.
+        """
+        index = segment.index
+        if index is not self._index:
+            self._open(index)
+        if index.packets.offsets is None:
+            yield from (payload for _, _, payload in self._demuxed(segment))
+        else:
+            yield from (block for _, _, block in self._runs(segment, segment.places()))
+
+    def _runs(
+        self, segment: Segment, places: NDArray[np.int64]
+    ) -> Iterator[tuple[int, NDArray[np.int64], bytes]]:
+        """Packets that lie one behind another: the first one's number, where each ends, and their bytes."""
+        index = segment.index
+        assert index.packets.offsets is not None
+        offsets, sizes = index.packets.offsets[places], index.packets.sizes[places]
+        for first, last in neighbours(offsets, sizes):
+            start = int(offsets[first])
+            ends = offsets[first:last] + sizes[first:last] - start
+            self._raw.seek(start)
+            block = self._raw.read(int(ends[-1]))
+            if len(block) != ends[-1]:
+                at = first + int(np.flatnonzero(ends > len(block))[0])
+                raise changed(index, int(index.packets.frames[places[at]]))
+            yield first, ends, block
 
     def _open(self, index: VideoIndex) -> None:
         file = index.info.file

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from stack.dataset.model import ClipRef, Dataset
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
 from stack.dataset.stats import Stats
 from stack.dataset.stats_pooled import pooled_features
 from stack.dataset.stats_stored import Evidence, pool_cameras
-from stack.dataset.write_check import check_written
+from stack.dataset.write_check import begin_data_checks, check_written
 from stack.dataset.write_files import (
     INDEX_DTYPES,
     WrittenFile,
@@ -41,6 +42,7 @@ class Written:
 
 
 Pooled: TypeAlias = Callable[[], dict[str, Stats]]
+Finish: TypeAlias = Callable[[Dataset, tuple[WrittenFile, ...], Mapping[ClipRef, str]], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Version:
 
     plan: Callable[[Selection, Videos], FilePlan]
     write_meta: Callable[[Path, Selection, FilePlan, Made, Pooled], None]
-    check: Callable[[Path, Selection, FilePlan, Pool], None]
+    check: Callable[[Path, Selection, FilePlan], Dataset]
     is_pooled: bool  # whether the meta folder holds statistics over all rows
 
     def write(
@@ -63,7 +65,7 @@ class Version:
         replace: bool = False,
         sources: Snapshot | None = None,
         log: Log = lambda _: None,
-        finish: Callable[[Path, tuple[WrittenFile, ...]], None] | None = None,
+        finish: Finish | None = None,
     ) -> Written:
         """Write a selection as a dataset by the contract that this version's readers rely on.
 
@@ -80,7 +82,8 @@ class Version:
             videos: `join` or `link`, which hard-links files that are whole.
             replace: swap a dataset that is at `out` for the new one, when that stands.
             sources: the source files as they were before the selection was made; taken here if not given.
-            finish: called with the partial folder and its files before the rename, to add files of its own.
+            finish: called before the rename with what was read back, its files, and `clip_digest` of each
+                clip as it was read back, to add files of its own.
 
         Raises:
             BadRequest: `out` exists, or holds a source; nothing is selected; a source cannot be read.
@@ -96,9 +99,9 @@ class Version:
         works = plan_works(selection, plan, videos)
         try:
             with whole_folder(out, replace=replace, resume_key=_key(works)) as root, open_pool(jobs) as pool:
-                files = _fill(root, selection, plan, works, self, pool, log)
+                dataset, files, clips = _fill(root, selection, plan, works, self, pool, log)
                 if finish is not None:
-                    finish(root, files)
+                    finish(dataset, files, clips)
                 sources.check()
                 clear_records(root)
         except (StackError, OSError) as error:
@@ -130,7 +133,7 @@ def _key(works: Works) -> str:
 
 def _fill(
     root: Path, selection: Selection, plan: FilePlan, works: Works, version: Version, pool: Pool, log: Log
-) -> tuple[WrittenFile, ...]:
+) -> tuple[Dataset, tuple[WrittenFile, ...], dict[ClipRef, str]]:
     log(f"writing {len(works.data)} data files and {len(works.videos)} video files")
     shop = Workshop(root, pool, [*works.data, *works.videos, *works.samples], log)
     groups: dict[str, Sequence[Work[Any]]] = {
@@ -140,6 +143,7 @@ def _fill(
     }
     finished = shop.run("frames", groups)
     data = next(finished)
+    checks = begin_data_checks(root, selection, plan, pool)
     pooled = _begin_pooled(root, selection, plan, pool) if version.is_pooled else dict
     movies, sampled = finished
     samples: dict[tuple[str, int], Evidence] = dict(zip(works.sampled, sampled, strict=True))
@@ -147,8 +151,15 @@ def _fill(
         samples.update({(camera, selected.episode.index): kept for camera, kept in selected.kept.items()})
     version.write_meta(root, selection, plan, Made(data, movies, samples), pooled)
     log("checking what was written")
-    version.check(root, selection, plan, pool)
-    return _all_files(root, [d.file for d in data] + [m.file for m in movies])
+    for _ in checks:
+        pass
+    dataset = version.check(root, selection, plan)
+    clips = {
+        ClipRef(root / movie.file.path, first, frames): digest
+        for movie in movies
+        for first, frames, digest in movie.clips
+    }
+    return dataset, _all_files(root, [d.file for d in data] + [m.file for m in movies]), clips
 
 
 def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:

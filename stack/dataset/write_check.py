@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
+from stack.dataset.model import Dataset
 from stack.dataset.pool import Pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
-from stack.dataset.write_check_video import VideoCheck, check_video_file
 from stack.dataset.write_files import INDEX_DTYPES, timestamps
 from stack.dataset.write_meta import first_indices
 from stack.dataset.write_plan import DataFile, FilePlan
@@ -31,29 +32,23 @@ class DataCheck:
     tasks: int
 
 
-def check_written(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None:
-    """Check row groups, index columns, videos clip by clip, the episode table and totals.
+def check_written(root: Path, selection: Selection, plan: FilePlan) -> Dataset:
+    """Check the numbers of files, the episode table and totals; the files themselves are checked elsewhere.
+
+    Returns:
+        The dataset as it was read back.
 
     Raises:
         WorkFailed: something differs; the place and both values are named.
     """
-    check_files(root, selection, plan, pool)
     _check_numbering(root, plan)
-    _check_episodes(root, selection, plan)
+    return _check_episodes(root, selection, plan)
 
 
-def check_files(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> None:
-    """Each data and video file, of any version.
-
-    Raises:
-        WorkFailed: as `check_written`.
-    """
-    data = [DataCheck(root, entry, selection.fps, len(selection.tasks)) for entry in plan.data]
-    videos = [VideoCheck(root, entry, selection.fps) for entry in plan.videos]
-    for _ in pool.map(check_data_file, data):
-        pass
-    for _ in pool.map(check_video_file, videos):
-        pass
+def begin_data_checks(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Iterator[None]:
+    """Begin `check_data_file` of each data file, of any version; what is given raises as it does."""
+    tasks = len(selection.tasks)
+    return pool.begin(check_data_file, [DataCheck(root, entry, selection.fps, tasks) for entry in plan.data])
 
 
 def check_data_file(check: DataCheck) -> None:
@@ -91,7 +86,7 @@ def _check_numbering(root: Path, plan: FilePlan) -> None:
     _same("videos", "files", found, sorted(entry.path for entry in plan.videos))
 
 
-def _check_episodes(root: Path, selection: Selection, plan: FilePlan) -> None:
+def _check_episodes(root: Path, selection: Selection, plan: FilePlan) -> Dataset:
     """The written dataset, read as any other v3.0 dataset, must be the one that was planned."""
     written = read_dataset(root)
     if written.notes:
@@ -113,6 +108,7 @@ def _check_episodes(root: Path, selection: Selection, plan: FilePlan) -> None:
         _same(where, "cameras", sorted(got.clips), sorted(selection.cameras))
         for camera, clip in got.clips.items():
             _same(where, f"{camera} file", clip.file, root / video_file[camera, meant.index].path)
+    return written
 
 
 def _same(where: str, what: str, got: object, meant: object) -> None:

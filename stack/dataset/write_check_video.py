@@ -25,8 +25,7 @@ from stack.dataset.video_index import describe_extradata, index_video
 from stack.dataset.video_model import VideoIndex
 from stack.dataset.video_packets import PacketReader
 from stack.dataset.video_segments import Segment, split
-from stack.dataset.write_files import PTS_TOLERANCE_S
-from stack.dataset.write_plan import VideoFile
+from stack.dataset.write_plan import PTS_TOLERANCE_S, VideoFile
 from stack.errors import WorkFailed
 
 # How many times nearer a picture may be to its neighbour than to its own source (in mean square error).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.rows import hold_rows
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks, needed_columns
 from stack.dataset.stats import Stats, vector_stats
-from stack.dataset.video import VideoInfo, join, probe
-from stack.dataset.write_plan import DataFile, VideoFile, Videos
+from stack.dataset.video import VideoInfo, clip_digest, join, probe
+from stack.dataset.write_check_video import VideoCheck, check_video_file
+from stack.dataset.write_plan import PTS_TOLERANCE_S, DataFile, VideoFile, Videos
 from stack.errors import BadRequest, WorkFailed
 from stack.files import sha256_file
 
-PTS_TOLERANCE_S = 1e-4
 ARRAY_DIMENSIONS_MAX = 5
 INDEX_DTYPES = {
     "timestamp": "float32",
@@ -74,8 +74,11 @@ class VideoJob:
 
 @dataclass(frozen=True)
 class VideoDone:
+    """`clips`: (first frame, number of frames, `clip_digest`) of each clip as it was written."""
+
     file: WrittenFile
     info: VideoInfo
+    clips: tuple[tuple[int, int, str], ...]
 
 
 def timestamps(length: int, fps: float) -> NDArray[Any]:
@@ -213,7 +216,8 @@ def array_entry(name: str, feature: Feature) -> dict[str, Any]:
 def write_video_file(job: VideoJob) -> VideoDone:
     """Write one MP4: joined by stream copy, or linked where the source is one whole, well-timed file.
 
-    The file's folder must be there, as for `write_data_file`.
+    It is brought to the disk, read back, and compared with its sources; see `check_video_file`. The file's
+    folder must be there, as for `write_data_file`.
 
     Raises:
         BadRequest: a clip cannot be cut or joined.
@@ -231,7 +235,16 @@ def write_video_file(job: VideoJob) -> VideoDone:
         raise WorkFailed(
             "write-video-frames", f"{meant} frames were meant, {info.frames} are there", where=str(target)
         )
-    return VideoDone(_seal(job.root, job.entry.path), info)
+    sealed = _seal(job.root, job.entry.path)
+    check_video_file(VideoCheck(job.root, job.entry, job.fps))
+    return VideoDone(sealed, info, tuple(_digests(target, clips)))
+
+
+def _digests(file: Path, clips: tuple[ClipRef, ...]) -> Iterator[tuple[int, int, str]]:
+    place = 0
+    for clip in clips:
+        yield place, clip.count, clip_digest(ClipRef(file, place, clip.count))
+        place += clip.count
 
 
 def _is_whole(clip: ClipRef, fps: float) -> bool:

@@ -21,6 +21,7 @@ VIDEO_FILE_MB = 200
 MB = 1 << 20
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+PTS_TOLERANCE_S = 1e-4
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 INDEX_BYTES = 4 + 4 * 8  # timestamp float32, four int64
 TEXT_BYTES = 64  # an estimate: texts have no fixed width

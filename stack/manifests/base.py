@@ -12,7 +12,8 @@ from pydantic_core import PydanticCustomError
 class Strict(BaseModel):
     """A frozen model that refuses unknown keys and says which known key is nearest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    # Each command reads one or two kinds of manifest: the others' validators are not built.
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

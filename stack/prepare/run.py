@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from stack.dataset.digest import content_digest
+from stack.dataset.model import ClipRef, Dataset
 from stack.dataset.pool import Pool, open_pool
-from stack.dataset.read import read_dataset
 from stack.dataset.read_files import files_below
 from stack.dataset.write import refuse_replacement, write_v30
 from stack.dataset.write_files import WrittenFile
@@ -150,9 +150,9 @@ def _write(made: Plan, out: Path, writing: _Writing) -> Prepared:
     refuse_small_disk(size, out)
     digests: list[str] = []
 
-    def finish(root: Path, written: tuple[WrittenFile, ...]) -> None:
-        digests.append(content_digest(read_dataset(root, name=made.name), jobs=writing.pool))
-        write_provenance(root, made, written, digests[0])
+    def finish(dataset: Dataset, written: tuple[WrittenFile, ...], clips: Mapping[ClipRef, str]) -> None:
+        digests.append(content_digest(dataset, jobs=writing.pool, clips=clips))
+        write_provenance(dataset.root, made, written, digests[0])
 
     write = write_v21 if made.version == "v2.1" else write_v30
     write(

@@ -27,21 +27,28 @@ TEXT_SUFFIXES = (".json", ".jsonl", ".html", ".svg", ".txt", ".yaml", ".yml", ".
 
 def redacted(value: Any) -> Any:
     """A JSON value with every secret in its texts and keys replaced by `***`."""
-    if isinstance(value, str):
-        return redacted_text(value)
-    if isinstance(value, Mapping):
-        return {redacted_text(str(key)): redacted(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redacted(entry) for entry in value]
-    return value
+    return _redacted(value, _values())
 
 
 def redacted_text(text: str) -> str:
     """The text without logins in addresses and without secrets of this process's environment."""
+    return _without(text, _values())
+
+
+def _redacted(value: Any, secrets: re.Pattern[str] | None) -> Any:
+    if isinstance(value, str):
+        return _without(value, secrets)
+    if isinstance(value, Mapping):
+        return {_without(str(key), secrets): _redacted(entry, secrets) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redacted(entry, secrets) for entry in value]
+    return value
+
+
+def _without(text: str, secrets: re.Pattern[str] | None) -> str:
     if "://" in text:
         text = _LOGIN.sub(MASK, text)
-    pattern = _values()
-    return pattern.sub(MASK, text) if pattern is not None else text
+    return secrets.sub(MASK, text) if secrets is not None else text
 
 
 def holds_secret(path: Path) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from stack.dataset.digest import content_digest
+from stack.dataset.model import ClipRef, Dataset
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import select_all
+from stack.dataset.video import clip_digest
 from stack.dataset.write import write_v30
 from stack.dataset.write_plan import Caps, plan_files
 
@@ -42,6 +45,28 @@ def test_compression_and_row_groups_do_not_count(copy: Path, digest: str, delive
 
 def test_jobs_do_not_count(delivery: Path, digest: str) -> None:
     assert content_digest(read_dataset(delivery), jobs=2) == digest
+
+
+@pytest.mark.parametrize("videos", ["join", "link"])
+def test_the_writer_tells_the_digests_of_the_clips_as_written(
+    delivery: Path, digest: str, tmp_path: Path, videos
+) -> None:
+    told: list[dict[ClipRef, str]] = []
+
+    def finish(read: Dataset, _: object, clips: Mapping[ClipRef, str]) -> None:
+        told.append({ClipRef(c.file.relative_to(read.root), c.start, c.count): d for c, d in clips.items()})
+
+    out = tmp_path / "out"
+    write_v30(select_all(read_dataset(delivery)), out, videos=videos, jobs=1, finish=finish)
+    written = read_dataset(out)
+    clips = [clip for episode in written.episodes for clip in episode.clips.values()]
+    known = {ClipRef(out / clip.file, clip.start, clip.count): own for clip, own in told[0].items()}
+    assert known == {clip: clip_digest(clip) for clip in clips}
+    assert content_digest(written, clips=known) == digest
+    # Each stands for its own frames only: what is told of others counts for nothing.
+    others = {ClipRef(clip.file, clip.start + 1, clip.count): "0" * 64 for clip in clips}
+    assert content_digest(written, clips=others) == digest
+    assert content_digest(written, clips={**known, clips[0]: "0" * 64}) != digest
 
 
 def test_one_value_counts(copy: Path, digest: str, deliveries) -> None:

@@ -50,6 +50,18 @@ def test_work_is_done_by_copies(monkeypatch):
     assert os.getpid() not in {pid for _, pid in got}
 
 
+def test_long_work_is_not_tried_here_first(monkeypatch):
+    monkeypatch.setattr(pool_module, "can_fork", lambda: True)
+    with open_pool(None) as pool:
+        pids = {pid for _, pid in pool.begin(where, [1, 2, 3])}
+        assert os.getpid() in pids  # what is short is done at once
+    with open_pool(None) as pool:
+        pool._jobs = 2  # also on a machine of one core
+        got = list(pool.begin(where, [1, 2, 3], is_long=True))
+    assert [value for value, _ in got] == [1, 4, 9]
+    assert os.getpid() not in {pid for _, pid in got}
+
+
 def test_no_copies_beside_other_threads_or_torch(monkeypatch):
     quiet = threading.active_count() == 1 and "torch" not in sys.modules
     assert can_fork() == (quiet and sys.platform == "linux")

@@ -186,6 +186,29 @@ def test_memory_does_not_grow_with_the_rows():
     assert grown[1] < 80_000
 
 
+READER = """
+import resource, sys
+from pathlib import Path
+from stack.dataset.stats_pooled import written_blocks
+file = Path(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rows = sum(len(block) for block in written_blocks(file.parent, (file.name,), "action", (8, 16)))
+print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_large_row_group_is_never_held_as_a_whole(tmp_path):
+    rows, width = 1 << 19, 64  # 128 MiB
+    few = np.random.default_rng(2).normal(size=(64, width)).astype(np.float32)
+    values = pa.array(few.repeat(rows // 64, axis=0).reshape(-1))
+    table = pa.table({"action": pa.FixedSizeListArray.from_arrays(values, width)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
+    command = [sys.executable, "-c", READER, str(tmp_path / "a.parquet")]
+    read, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(read) == rows
+    assert int(grown) < 90_000
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_shared_out_by_channels_and_joined(tmp_path, monkeypatch, jobs):
     rng = np.random.default_rng(8)

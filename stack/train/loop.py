@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +32,8 @@ class Run:
 
     losses: list[float | None]
     windows: list[tuple[int, float]] = field(default_factory=list)
-    steps_s: list[float] = field(default_factory=list)
-    data_waits_s: list[float] = field(default_factory=list)
+    steps_s: array[float] = field(default_factory=lambda: array("d"))
+    data_waits_s: array[float] = field(default_factory=lambda: array("d"))
     saves_s: list[float] = field(default_factory=list)
     skipped: list[Trip] = field(default_factory=list)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
@@ -101,6 +102,8 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
         run.data_waits_s.append(step.wait_s)
         if len(run.steps_s) == 1:
             emit("first-step", step=number, cpu_s=time.process_time())
+            if session.ranks.rank == 0:
+                writer.buffers.reserve(session)
         if number % train.log_every == 0 or number == train.steps:
             _report(session, run, number, learning_rate, norm, emit)
         run.is_stopped = step.should_stop and number < train.steps

@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from stack.train import kept
+from stack.train.ahead import Ahead
 from stack.train.checkpoint_snapshot import take
 from stack.train.checkpoint_write import Writer
 from stack.train.data import Collate, loader, told_of_dead_workers
@@ -66,6 +67,22 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
 
 
 def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: Callable[[], bool]) -> None:
+    batches = iter(_loader(session))
+    try:
+        _step_by_step(session, run, batches, writer, emit, should_stop)
+    finally:
+        if isinstance(batches, Ahead):
+            batches.close()
+
+
+def _step_by_step(
+    session: Session,
+    run: Run,
+    batches: Iterator[Any],
+    writer: Writer,
+    emit: Emit,
+    should_stop: Callable[[], bool],
+) -> None:
     train, device = session.run.train, session.device
     guard = Guard(
         train.explosion_factor,
@@ -75,7 +92,6 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
         lag_steps=train.lag_steps,
     )
     model = session.ranks.wrap(session.objective, device)
-    batches = iter(_loader(session))
     device.reset_memory_peak()
     for number in range(session.start.step + 1, train.steps + 1):
         started = time.perf_counter()

@@ -80,18 +80,19 @@ def write(job: Job, snapshot: Snapshot) -> dict[str, Any]:
     target = job.checkpoints / f"{snapshot.step:0{digits}d}"
     _check_room(job.out, snapshot)
     with whole_folder(target, replace=True) as folder:
-        _write_folder(folder, job, snapshot)
+        weights = _write_folder(folder, job, snapshot)
     checkpoint_keep.point_last_at(target)
     checkpoint_keep.prune(job.checkpoints, job.run.train)
     return {
         "step": snapshot.step,
         "path": target.relative_to(job.out).as_posix(),
         "bytes": sum(file.stat().st_size for file in tree_files(target)),
-        "sha256": sha256_file(target / MODEL / WEIGHTS_FILE),
+        "sha256": weights,
     }
 
 
-def _write_folder(folder: Path, job: Job, snapshot: Snapshot) -> None:
+def _write_folder(folder: Path, job: Job, snapshot: Snapshot) -> str:
+    """Write all files; returns the weights' sha256."""
     import torch
     from safetensors.torch import save_file
 
@@ -106,8 +107,10 @@ def _write_folder(folder: Path, job: Job, snapshot: Snapshot) -> None:
     if snapshot.adapters is not None:
         _write_adapters(folder / ADAPTER, snapshot)
     _write_losses(folder / STATE / LOSSES, snapshot.losses)
-    weights = {"weights_sha256": sha256_file(folder / MODEL / WEIGHTS_FILE)}
-    write_json(folder / MODEL / IDENTITY, {**snapshot.stamp, **weights})
+    hashes = {file.relative_to(folder).as_posix(): sha256_file(file) for file in tree_files(folder)}
+    weights = hashes[f"{MODEL}/{WEIGHTS_FILE}"]
+    write_json(folder / MODEL / IDENTITY, {**snapshot.stamp, "weights_sha256": weights, "files": hashes})
+    return weights
 
 
 def _write_losses(file: Path, losses: Sequence[float | None]) -> None:

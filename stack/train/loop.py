@@ -90,13 +90,16 @@ def _step_by_step(
         stall_steps=train.stall_steps,
         lag_factor=train.lag_factor,
         lag_steps=train.lag_steps,
+        input_limit=train.input_limit,
     )
     model = session.ranks.wrap(session.objective, device)
     device.reset_memory_peak()
     for number in range(session.start.step + 1, train.steps + 1):
         started = time.perf_counter()
         step = forward_backward(session, model, batches, number, should_stop())
-        trip = guard.loss(number, step.loss) or guard.ranks(number, step.busy_s)
+        # A loss that joins the guard's history must be one that is trained on.
+        trip = guard.inputs(number, step.furthest) or guard.loss(number, step.loss)
+        trip = trip or guard.ranks(number, step.busy_s)
         norm = float("nan") if trip else clip(session)
         trip = trip or guard.gradient(number, norm)
         if trip is not None and not _may_skip(session, run, trip):
@@ -144,7 +147,7 @@ def _loader(session: Session) -> Any:
 
 def _may_skip(session: Session, run: Run, trip: Trip) -> bool:
     train = session.run.train
-    if train.on_bad_step == "stop" or trip.outcome not in ("nonfinite", "exploded"):
+    if train.on_bad_step == "stop" or trip.outcome not in ("nonfinite", "exploded", "beyond"):
         return False
     return len(run.skipped) < train.max_skipped
 
@@ -166,7 +169,7 @@ def _explain(session: Session, run: Run, trip: Trip, step: Step) -> None:
     mine: list[Culprit] = []
     places: list[tuple[int, int]] = []
     for batch, losses in zip(step.batches, step.channel_losses, strict=True):
-        mine += find_culprits(batch, session.channel_names, losses.tolist())
+        mine += find_culprits(batch, session.channel_names, losses.tolist(), session.run.train.input_limit)
         frames = zip(
             batch.places["episode_index"].tolist(), batch.places["frame_index"].tolist(), strict=True
         )

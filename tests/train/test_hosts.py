@@ -78,8 +78,8 @@ class Launched:
 
     @property
     def end(self) -> str:
-        words = next((line for line in self.said.splitlines() if line.startswith("END ")), "")
-        return words.removeprefix("END ")
+        ends = [line for line in self.said.splitlines() if line.startswith("END ")]
+        return ends[-1].removeprefix("END ") if ends else ""
 
     def wait(self, seconds: float = 240) -> int:
         return self.process.wait(seconds)
@@ -96,8 +96,10 @@ class Site:
     prefix: Callable[[int], list[str]] = lambda _index: []
     count: int = 2
 
-    def launch(self, index: int, *, resume: bool = False, world: Any = None, **changes: Any) -> Launched:
-        out, world = self.folder / f"host-{index}", world or self.world
+    def launch(
+        self, index: int, *, resume: bool = False, env: dict[str, str] | None = None, **changes: Any
+    ) -> Launched:
+        out, world = self.folder / f"host-{index}", self.world
         out.mkdir(parents=True, exist_ok=True)
         settings = {"steps": 6, "batch_per_device": 2, "log_every": 1, **changes}
         run = self.toys.run_manifest(device={"count": 2}, train=settings).manifest
@@ -114,7 +116,9 @@ class Site:
         own = {"STACK_HOSTS": str(self.count), "STACK_HOST_INDEX": str(index), "STACK_FIRST_HOST": self.first}
         with (out / "said.txt").open("ab") as sink:
             command = [*self.prefix(index), sys.executable, "-c", DRIVER, str(out)]
-            process = subprocess.Popen(command, env={**os.environ, **own}, stdout=sink, stderr=sink)
+            process = subprocess.Popen(
+                command, env={**os.environ, **own, **(env or {})}, stdout=sink, stderr=sink
+            )
         return Launched(process, out)
 
 
@@ -385,19 +389,25 @@ def test_a_killed_rank_of_the_other_host_is_named_on_both(site: Site) -> None:
 @pytest.mark.lerobot
 def test_a_frame_that_only_the_other_host_cannot_read(site: Site) -> None:
     """The first host's rank fails next, of a closed connection; shown is what came first."""
-    from dataclasses import replace
-
-    dataset = site.folder / "copy"
-    shutil.copytree(site.world.dataset, dataset)
-    first = site.launch(0, **LONG_RUN)
-    other = site.launch(1, world=replace(site.world, dataset=dataset), **LONG_RUN)
-    reached(first, "step 3/")
-    for file in dataset.rglob("*.mp4"):
-        # The open file itself is emptied: its next read fails.
-        os.truncate(file, 0)
-    assert [first.wait(60), other.wait(60)] == [4, 4]
+    planted = site.folder / "site"
+    planted.mkdir()
+    (planted / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if any('stack.train.worker' in word for word in sys.orig_argv):\n"
+        "    from stack.train import data\n"
+        "    read, calls = data.Samples.__getitem__, []\n"
+        "    def planted(self, index):\n"
+        "        calls.append(index)\n"
+        "        if len(calls) == 8:\n"
+        "            return data.Unreadable(index, 'the disk says no')\n"
+        "        return read(self, index)\n"
+        "    data.Samples.__getitem__ = planted\n"
+    )
+    path = f"{planted}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    first, other = site.launch(0, **LONG_RUN), site.launch(1, env={"PYTHONPATH": path}, **LONG_RUN)
+    assert [first.wait(), other.wait(60)] == [4, 4]
     assert first.end == other.end
-    assert first.end.startswith("sample-unreadable rank 1 on host 1 (")
+    assert first.end.startswith("sample-unreadable rank 1 on host 1 (") and "the disk says no" in first.end
 
 
 @long

@@ -18,9 +18,10 @@ from stack.tracking import names
 from stack.train import lines, preflight
 from stack.train.child import Ended
 from stack.train.failure import FAILURES, Ending, judge
+from stack.train.gathering import meet
 from stack.train.hosts import check_interface, hosts_from
 from stack.train.job import Job, make_job
-from stack.train.meeting import Meeting, meet
+from stack.train.meeting import Meeting
 from stack.train.part import JOB, facts, run_trainer, train_part
 from stack.train.record import Recorder, close_journal, open_journal
 from stack.train.result import RESULT, TrainResult
@@ -39,6 +40,9 @@ def train(
     log: Callable[[str], None] = print,
 ) -> TrainResult:
     """Train what `loaded` asks for, and judge nothing: the result says what happened.
+
+    Where the environment names several hosts (`stack.train.hosts`), this is one host's part, and its result
+    that of all.
 
     Args:
         dataset: a prepared dataset (v3.0).

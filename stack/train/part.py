@@ -12,10 +12,11 @@ from stack.train import checkpoint, preflight
 from stack.train.checkpoint import MODEL
 from stack.train.child import Ended, environment, python_module, run_child
 from stack.train.failure import FAILURES, Ending
+from stack.train.gathering import meet
 from stack.train.hosts import Hosts
 from stack.train.identity import IDENTITY, identity
 from stack.train.job import WEIGHTS_FILE, Job
-from stack.train.meeting import Meeting, meet
+from stack.train.meeting import Meeting
 from stack.train.result import TrainResult
 
 OUTPUT = "trainer.log"

@@ -25,8 +25,9 @@ import pytest
 from stack.errors import BadRequest, NotAble, StackError, WorkFailed
 from stack.files import read_json, sha256_file, write_json
 from stack.train import meeting as meeting_module
+from stack.train.gathering import meet
 from stack.train.hosts import Hosts, hosts_from, interface_to
-from stack.train.meeting import Meeting, meet
+from stack.train.meeting import Meeting
 
 long = pytest.mark.skipif(not os.environ.get("STACK_LONG"), reason="takes minutes: STACK_LONG=1 runs it")
 
@@ -348,10 +349,8 @@ def test_a_host_that_is_lost(monkeypatch: pytest.MonkeyPatch, is_silent: bool) -
 
 
 @pytest.mark.lerobot
-def test_two_hosts_train_what_one_does(site: Site, toys: Any, world: Any) -> None:
-    """The same losses and weights as one host with as many ranks, bit by bit; one journal, one result."""
-    from stack.train import train
-
+def test_two_hosts_train_as_one(site: Site, toys: Any, world: Any) -> None:
+    """The losses of one process with accumulation, to rounding; one journal, one result."""
     hosts = [site.launch(index) for index in (1, 0)]
     assert [host.wait() for host in hosts] == [0, 0], hosts[0].said + hosts[1].said
     other, first = hosts
@@ -359,9 +358,22 @@ def test_two_hosts_train_what_one_does(site: Site, toys: Any, world: Any) -> Non
     result = read_json(first.out / "train" / "result.json")
     assert result["world"] == 2 and len(result["first_losses"]) == 6
     assert not (other.out / "train" / "result.json").exists()
-    settings = {"steps": 6, "batch_per_device": 2, "log_every": 1}
+    train = {"steps": 6, "batch_per_device": 2, "accumulation": 2}
+    _, alone = toys.run_here(toys.make_job(world, site.folder / "alone", train=train))
+    assert result["first_losses"] == pytest.approx(alone.losses, abs=1e-5)
+
+
+@long
+@pytest.mark.lerobot
+def test_two_hosts_train_what_one_does_bit_by_bit(site: Site, toys: Any, world: Any) -> None:
+    """As one host with as many ranks."""
+    from stack.train import train
+
+    hosts = [site.launch(index) for index in (1, 0)]
+    assert [host.wait() for host in hosts] == [0, 0], hosts[0].said + hosts[1].said
+    result = read_json(hosts[1].out / "train" / "result.json")
     alone = train(
-        toys.run_manifest(device={"count": 2}, train=settings),
+        toys.run_manifest(device={"count": 2}, train={"steps": 6, "batch_per_device": 2, "log_every": 1}),
         dataset=world.dataset,
         mirror=world.mirror,
         models=world.models,

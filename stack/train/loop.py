@@ -60,6 +60,7 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
             _steps(session, run, writer, emit, should_stop)
     finally:
         writer.wait()
+        writer.buffers.wait()
     if session.trainable.trained < session.trainable.total:
         session.trainable.prove_frozen()
     writer.refuse_lost_end()

@@ -143,6 +143,8 @@ class Train(Strict):
         explosion_factor: the guard stops when a loss exceeds this many times the median of those before.
         on_bad_step: what the guard does with a loss or gradient that explodes or is not finite: `stop`, or
             `skip` the step and count it, up to `max_skipped` of them.
+        input_limit: it does the same with a batch that has a state or action beyond this many times its
+            channel's usual range (larger than that once normalised); not given: such values are trained on.
         stall_steps: the guard stops when the loss has not fallen over the first so many steps.
         lag_factor, lag_steps: it stops when one rank takes this many times the median of all ranks, over so
             many steps on end.
@@ -172,6 +174,7 @@ class Train(Strict):
     explosion_factor: float = Field(default=50.0, gt=1)
     on_bad_step: Literal["stop", "skip"] = "stop"
     max_skipped: int = Field(default=10, ge=1)
+    input_limit: float | None = Field(default=None, ge=1)
     stall_steps: int | None = Field(default=None, ge=20)
     lag_factor: float = Field(default=3.0, gt=1)
     lag_steps: int = Field(default=50, ge=2)

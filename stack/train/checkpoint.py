@@ -96,7 +96,7 @@ def load(
 
 
 def _check_whole(folder: Path, stamp: Mapping[str, Any], trainable: Trainable) -> None:
-    """The weights file is the one that was written, and what is frozen is what was frozen then."""
+    """Every file is the one that was written, and what is frozen is what was frozen then."""
     file = folder / MODEL / WEIGHTS_FILE
     if "trainable" not in stamp or "weights_sha256" not in stamp:
         raise BadRequest(
@@ -112,6 +112,16 @@ def _check_whole(folder: Path, stamp: Mapping[str, Any], trainable: Trainable) -
             where=str(file),
             do="remove this checkpoint's folder; the resume takes the one before it",
         )
+    changed = next(
+        (name for name in sorted(stamp.get("files", {})) if not _is_file_of(stamp, folder, name)), None
+    )
+    if changed is not None:
+        raise BadRequest(
+            "checkpoint-file-changed",
+            "a file of the checkpoint is not the one that was written with it, or is gone",
+            where=str(folder / changed),
+            do="remove this checkpoint's folder; the resume takes the one before it",
+        )
     was, now = stamp["trainable"]["frozen_sha256"], trainable.frozen_sha256
     if was != now:
         raise BadRequest(
@@ -120,6 +130,14 @@ def _check_whole(folder: Path, stamp: Mapping[str, Any], trainable: Trainable) -
             where=str(folder),
             do="resume with the weights that the training was started with",
         )
+
+
+def _is_file_of(stamp: Mapping[str, Any], folder: Path, name: str) -> bool:
+    file = folder / name
+    # The weights have been compared already, and at full size that takes a while.
+    if name == f"{MODEL}/{WEIGHTS_FILE}":
+        return True
+    return file.is_file() and sha256_file(file) == stamp["files"][name]
 
 
 def folders(checkpoints: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from typing import Any
 from stack.errors import StackError, WorkFailed
 from stack.manifests.run import Train
 from stack.train import lines
+from stack.train.ahead import AheadLoader
 from stack.train.frames import FrameReader
 from stack.train.policy import ACTION, STATE
 
@@ -112,11 +113,13 @@ class Batch:
         inputs: what the policy's forward wants, on the cpu.
         places: `index`, `episode_index` and `frame_index` of each sample, int64 (B,).
         raw: state (B, D) and actions (B, horizon, D) before normalisation, for the guard.
+        furthest: the largest magnitude of a normalised state or action that is a number; 98 % are within 1.
     """
 
     inputs: dict[str, Any]
     places: dict[str, Any]
     raw: dict[str, Any]
+    furthest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,10 @@ class Collate:
             batch[camera] = lines.resize(lines.as_unit_floats(batch[camera]), self.size)
         places = {key: batch[key] for key in PLACE_KEYS}
         raw = {key: batch[key].clone() for key in (STATE, ACTION)}
-        return Batch(self.before(batch), places, raw)
+        inputs = self.before(batch)
+        # What is not finite has a guard of its own, which looks at the loss.
+        sizes = [inputs[key].abs().nan_to_num(nan=0.0, posinf=0.0).amax() for key in (STATE, ACTION)]
+        return Batch(inputs, places, raw, max(map(float, sizes)))
 
 
 @dataclass(frozen=True)
@@ -240,14 +246,17 @@ class _Schedule:
 def loader(
     dataset: Any, order: Order, collate: Collate, train: Train, *, first_step: int, last_step: int
 ) -> Any:
-    """A `DataLoader` that yields the batches of a range of steps, in order, whatever the worker count."""
+    """An iterable over the batches of a range of steps, in order, whatever the worker count.
+
+    With workers, the next batch is taken over from them while the device works: see `stack.train.ahead`.
+    """
     import torch
 
     # A private generator: the loader draws a seed for its workers, which must not come out of the stream
     # that the policy draws its noise from, or a resumed run would see other noise.
     generator = torch.Generator().manual_seed(order.seed)
     workers = train.workers
-    return torch.utils.data.DataLoader(
+    batches = torch.utils.data.DataLoader(
         Samples(dataset),
         batch_sampler=_Schedule(order, first_step, last_step),
         collate_fn=collate,
@@ -256,6 +265,7 @@ def loader(
         prefetch_factor=PREFETCH if workers else None,
         worker_init_fn=_one_thread if workers else None,
     )
+    return AheadLoader(batches) if workers else batches
 
 
 def _one_thread(_worker: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,7 +57,7 @@ class Culprit:
 class Trip:
     """Why the guard stopped, or would have."""
 
-    outcome: Literal["nonfinite", "exploded", "stalled", "lagging"]
+    outcome: Literal["nonfinite", "exploded", "stalled", "lagging", "beyond"]
     step: int
     message: str
 
@@ -69,6 +70,7 @@ class Guard:
         losses: losses of the steps before, where a run is resumed; None for a step that was skipped.
         stall_steps: trip when the loss has not fallen over the first so many steps; None: never.
         lag_factor, lag_steps: trip when one rank needs this many times the median of all, so long on end.
+        input_limit: trip when a normalised input is larger than that; None: never.
     """
 
     def __init__(
@@ -79,13 +81,26 @@ class Guard:
         stall_steps: int | None = None,
         lag_factor: float = math.inf,
         lag_steps: int = 1,
+        input_limit: float | None = None,
     ) -> None:
+        self.input_limit = input_limit
         self.factor, self.stall_steps = factor, stall_steps
         self.lag_factor, self.lag_steps = lag_factor, lag_steps
         # Sorted, so that a median over tens of thousands of steps costs a look-up and not a sort.
-        self._sorted = sorted(loss for loss in losses if loss is not None)
-        self._losses = [loss for loss in losses if loss is not None]
+        self._sorted = array("d", sorted(loss for loss in losses if loss is not None))
+        self._losses = array("d", (loss for loss in losses if loss is not None))
         self._lagging: dict[int, int] = {}
+
+    def inputs(self, step: int, furthest: float) -> Trip | None:
+        """Judge the largest magnitude of a step's normalised states and actions."""
+        if self.input_limit is None or furthest <= self.input_limit:
+            return None
+        return Trip(
+            "beyond",
+            step,
+            f"an input of step {step} is {furthest:.4g} once normalised; train.input_limit is "
+            f"{self.input_limit:g}, and 98 % of a channel's values lie within 1",
+        )
 
     def loss(self, step: int, loss: float) -> Trip | None:
         """Judge a step's loss before it changes the weights; a good one joins the history."""
@@ -154,7 +169,10 @@ class Guard:
 
 
 def find_culprits(
-    batch: Any, names: Mapping[str, Sequence[str]], loss_per_channel: Sequence[float] | None
+    batch: Any,
+    names: Mapping[str, Sequence[str]],
+    loss_per_channel: Sequence[float] | None,
+    limit: float | None = None,
 ) -> list[Culprit]:
     """Channels of a batch that are not finite or out of range, worst first.
 
@@ -162,16 +180,18 @@ def find_culprits(
         batch: a `stack.train.data.Batch`.
         names: channel names of `observation.state` and `action`.
         loss_per_channel: mean loss of each action channel over the batch, where known.
+        limit: out of range is what is larger once normalised; not given, or larger: `RANGE_LIMIT`.
     """
     import torch
 
     found = []
+    limit = min(RANGE_LIMIT, limit or RANGE_LIMIT)
     for feature in names:
         raw, normalised = batch.raw[feature], batch.inputs[feature]
         samples = normalised.shape[0]
         magnitude = normalised.abs().nan_to_num(nan=math.inf).reshape(samples, -1, normalised.shape[-1])
         flat = magnitude.reshape(-1, magnitude.shape[-1])
-        for channel in torch.nonzero(flat.amax(0) > RANGE_LIMIT).flatten().tolist():
+        for channel in torch.nonzero(flat.amax(0) > limit).flatten().tolist():
             row = int(flat[:, channel].argmax())
             sample, offset = divmod(row, magnitude.shape[1])
             value = raw.reshape(samples, -1, raw.shape[-1])[sample, offset, channel]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from stack.train import kept
+from stack.train.ahead import Ahead
 from stack.train.checkpoint_snapshot import take
 from stack.train.checkpoint_write import Writer
 from stack.train.data import Collate, loader, told_of_dead_workers
@@ -31,8 +33,8 @@ class Run:
 
     losses: list[float | None]
     windows: list[tuple[int, float]] = field(default_factory=list)
-    steps_s: list[float] = field(default_factory=list)
-    data_waits_s: list[float] = field(default_factory=list)
+    steps_s: array[float] = field(default_factory=lambda: array("d"))
+    data_waits_s: array[float] = field(default_factory=lambda: array("d"))
     saves_s: list[float] = field(default_factory=list)
     skipped: list[Trip] = field(default_factory=list)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
@@ -58,6 +60,7 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
             _steps(session, run, writer, emit, should_stop)
     finally:
         writer.wait()
+        writer.buffers.wait()
     if session.trainable.trained < session.trainable.total:
         session.trainable.prove_frozen()
     writer.refuse_lost_end()
@@ -65,6 +68,22 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
 
 
 def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: Callable[[], bool]) -> None:
+    batches = iter(_loader(session))
+    try:
+        _step_by_step(session, run, batches, writer, emit, should_stop)
+    finally:
+        if isinstance(batches, Ahead):
+            batches.close()
+
+
+def _step_by_step(
+    session: Session,
+    run: Run,
+    batches: Iterator[Any],
+    writer: Writer,
+    emit: Emit,
+    should_stop: Callable[[], bool],
+) -> None:
     train, device = session.run.train, session.device
     guard = Guard(
         train.explosion_factor,
@@ -72,14 +91,16 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
         stall_steps=train.stall_steps,
         lag_factor=train.lag_factor,
         lag_steps=train.lag_steps,
+        input_limit=train.input_limit,
     )
     model = session.ranks.wrap(session.objective, device)
-    batches = iter(_loader(session))
     device.reset_memory_peak()
     for number in range(session.start.step + 1, train.steps + 1):
         started = time.perf_counter()
         step = forward_backward(session, model, batches, number, should_stop())
-        trip = guard.loss(number, step.loss) or guard.ranks(number, step.busy_s)
+        # A loss that joins the guard's history must be one that is trained on.
+        trip = guard.inputs(number, step.furthest) or guard.loss(number, step.loss)
+        trip = trip or guard.ranks(number, step.busy_s)
         norm = float("nan") if trip else clip(session)
         trip = trip or guard.gradient(number, norm)
         if trip is not None and not _may_skip(session, run, trip):
@@ -101,6 +122,8 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
         run.data_waits_s.append(step.wait_s)
         if len(run.steps_s) == 1:
             emit("first-step", step=number, cpu_s=time.process_time())
+            if session.ranks.rank == 0:
+                writer.buffers.reserve(session)
         if number % train.log_every == 0 or number == train.steps:
             _report(session, run, number, learning_rate, norm, emit)
         run.is_stopped = step.should_stop and number < train.steps
@@ -125,7 +148,7 @@ def _loader(session: Session) -> Any:
 
 def _may_skip(session: Session, run: Run, trip: Trip) -> bool:
     train = session.run.train
-    if train.on_bad_step == "stop" or trip.outcome not in ("nonfinite", "exploded"):
+    if train.on_bad_step == "stop" or trip.outcome not in ("nonfinite", "exploded", "beyond"):
         return False
     return len(run.skipped) < train.max_skipped
 
@@ -147,7 +170,7 @@ def _explain(session: Session, run: Run, trip: Trip, step: Step) -> None:
     mine: list[Culprit] = []
     places: list[tuple[int, int]] = []
     for batch, losses in zip(step.batches, step.channel_losses, strict=True):
-        mine += find_culprits(batch, session.channel_names, losses.tolist())
+        mine += find_culprits(batch, session.channel_names, losses.tolist(), session.run.train.input_limit)
         frames = zip(
             batch.places["episode_index"].tolist(), batch.places["frame_index"].tolist(), strict=True
         )

@@ -11,7 +11,7 @@ from stack.errors import Exit
 from stack.files import read_json
 
 Outcome = Literal[
-    "finished", "stopped", "nonfinite", "exploded", "stalled", "lagging", "oom", "killed", "crashed"
+    "finished", "stopped", "nonfinite", "exploded", "stalled", "lagging", "beyond", "oom", "killed", "crashed"
 ]
 RESULT = "result.json"
 _EXITS: Mapping[str, Exit] = {"finished": Exit.OK, "stopped": Exit.INTERRUPTED}
@@ -22,8 +22,9 @@ class TrainResult:
     """`out/result.json`, as it is written by the trainer; None where a run ended before it was known.
 
     Attributes:
-        outcome: `finished`; `stopped` by a signal, with a checkpoint; `nonfinite`, `exploded`, `stalled` or
-            `lagging` by the guard; `oom`; `killed` by somebody's signal; `crashed`.
+        outcome: `finished`; `stopped` by a signal, with a checkpoint; `nonfinite`, `exploded`, `stalled`,
+            `lagging` or `beyond` (inputs beyond their statistics) by the guard; `oom`; `killed` by
+            somebody's signal; `crashed`.
         message: for people; names the culprits where the guard stopped.
         steps: steps done, over all attempts.
         first_losses: of the first ten steps; None for one that was skipped.
@@ -92,7 +93,11 @@ class TrainResult:
         Raises:
             BadRequest: there is none, or it is broken.
         """
-        raw = read_json(out / RESULT, what="training's result")
+        return TrainResult.from_json(read_json(out / RESULT, what="training's result"))
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> TrainResult:
+        """A result as `to_json` gave it; what it has besides is of another release, and left out."""
         known = {item.name for item in fields(TrainResult)}
         values = {name: value for name, value in raw.items() if name in known}
         for name in (

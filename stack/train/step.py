@@ -25,6 +25,7 @@ class Step:
         wait_s: what this rank waited for its data.
         busy_s: by rank, from the step's start to its own loss, the wait included; 0 where there is one rank.
         should_stop: some rank was asked to.
+        furthest: the largest magnitude of a normalised input, over all ranks.
     """
 
     batches: list[Batch]
@@ -34,6 +35,7 @@ class Step:
     wait_s: float
     busy_s: list[float]
     should_stop: bool
+    furthest: float = 0.0
 
 
 def forward_backward(
@@ -67,7 +69,8 @@ def forward_backward(
         counts.append(count)
         channel_losses.append(by_channel)
         taken.append(batch)
-    own = (sum(map(float, sums)), sum(map(int, counts)), busy_s, should_stop)
+    furthest = max(batch.furthest for batch in taken)
+    own = (sum(map(float, sums)), sum(map(int, counts)), busy_s, should_stop, furthest)
     everyone = session.ranks.gather(own)
     counted = sum(each[1] for each in everyone)
     return Step(
@@ -78,6 +81,7 @@ def forward_backward(
         wait_s=wait_s,
         busy_s=[each[2] for each in everyone],
         should_stop=any(each[3] for each in everyone),
+        furthest=max(each[4] for each in everyone),
     )
 
 

@@ -247,8 +247,13 @@ def test_the_door_needs_no_torch() -> None:
 def test_a_child_that_left_no_result(tmp_path: Path, ended: Ended, outcome: str, said: str) -> None:
     import types
 
+    from stack.train.hosts import Hosts
+    from stack.train.meeting import Meeting
+
     run = types.SimpleNamespace(device=types.SimpleNamespace(count=1))
-    result = _read_result(types.SimpleNamespace(out=tmp_path, run=run), ended)  # type: ignore[arg-type]
+    result = _read_result(  # type: ignore[arg-type]
+        types.SimpleNamespace(out=tmp_path, run=run), ended, Meeting(Hosts(), print)
+    )
     assert result.outcome == outcome and said in result.message
     assert TrainResult.read(tmp_path) == result
 

@@ -34,7 +34,12 @@ STEPS = int(os.environ.get("STACK_LONG_STEPS", "10000"))
 
 
 def test_memory_stays_level(toys: Any, world: Any, tmp_path: Path) -> None:
-    """Resident size of the trainer against the steps, after a fifth of them: the slope of a fitted line."""
+    """Resident size of the trainer against the steps, after a fifth of them: the median of all slopes.
+
+    A leak is in every slope. One rise is not: Python 3.11 once rebuilds its table of interned strings, which
+    pathlib goes through for every frame's file, at twice the size (3.8 MB; seen with tracemalloc). All growth
+    together, that rise included, has its own bound.
+    """
     import numpy
 
     from stack.demo.models import write_models
@@ -61,13 +66,14 @@ def test_memory_stays_level(toys: Any, world: Any, tmp_path: Path) -> None:
     windows = [event for event in events if event["kind"] == "window"][20:]
     steps = numpy.array([event["step"] for event in windows])
     sizes = numpy.array([event["memory_bytes"] for event in windows])
-    slope = float(numpy.polyfit(steps, sizes, 1)[0])
-    growth = slope * (steps[-1] - steps[0])
+    first, second = numpy.triu_indices(len(steps), 1)
+    slopes = (sizes[second] - sizes[first]) / (steps[second] - steps[first])
+    slope, growth = float(numpy.median(slopes)), int(sizes[-1] - sizes[0])
     print(
         f"resident {sizes.mean() / 1e6:.1f} MB, slope {slope:.1f} bytes a step, {growth / 1e6:.2f} MB in all"
     )
-    # The losses themselves are kept: a float and a place in two lists for each step.
-    assert slope < 400
+    # What is kept of a step: its loss, in a list and twice in the guard, and two times, 72 bytes.
+    assert slope < 250
     assert growth < 0.01 * sizes.mean()
 
 

@@ -225,6 +225,18 @@ def changed_checkpoint(stage: Stage) -> str:
     return stage.here(is_resume=True, train={"steps": 2})
 
 
+def changed_optimiser(stage: Stage) -> str:
+    """One bit of a moment: it would load, and the losses would differ from then on."""
+    stage.here(train={"steps": 2})
+    file = stage.folder / "out" / "checkpoints" / "000002" / "training_state" / "optimizer_state.safetensors"
+    with file.open("r+b") as raw:
+        raw.seek(-8, os.SEEK_END)
+        byte = raw.read(1)
+        raw.seek(-8, os.SEEK_END)
+        raw.write(bytes([byte[0] ^ 1]))
+    return stage.here(is_resume=True, train={"steps": 2})
+
+
 def little_shared_memory(stage: Stage) -> str:
     """As many workers as this host's shared memory does not hold: as a container's 64 MB for two."""
     shm = os.statvfs("/dev/shm")
@@ -367,6 +379,7 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
     (adapters_for_nothing, "lora-targets-unknown", "matches no layer of the policy"),
     (full_disk, "checkpoint-not-written", "checkpoint of step 6"),
     (changed_checkpoint, "checkpoint-weights-changed", "not the ones that were written with it"),
+    (changed_optimiser, "checkpoint-file-changed", "a file of the checkpoint is not the one"),
     (little_shared_memory, "doctor-shared-memory", "workers die with a bus error"),
     (too_few_devices, "devices-missing", "device.count is 4096"),
     (port_in_use, "port-in-use", "is in use, and the ranks need it to meet"),

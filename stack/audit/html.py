@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stack.audit import html_plots, html_summary
+from stack.audit.apart import sheltered
 from stack.audit.html_style import SCRIPT, STYLE
 from stack.audit.html_text import coded, esc, plural, sentence
 from stack.audit.report import AuditReport
@@ -15,6 +16,7 @@ PLACES_SHOWN = 3
 TASKS_SHOWN = 20
 
 
+@sheltered
 def render(report: AuditReport, root: Path | None = None, *, between: tuple[Fault, ...] = ()) -> str:
     """A whole HTML document without outside references.
 

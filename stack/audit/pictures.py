@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stack.audit.kinds import KINDS
 from stack.audit.measures import ClipAt
 from stack.audit.report import AuditReport
-from stack.audit.shelter import reading
+from stack.audit.shelter import DECODE_BYTES_A_SECOND, reading
 from stack.errors import StackError
 from stack.faults import SEVERITIES, Fault, Place
 
@@ -131,7 +131,7 @@ def _take(root: Path, camera: str, episode: int, frame: int, clip: ClipAt, at: i
     from stack.dataset.video import decode
 
     try:
-        with reading(root / clip.file, bounded=False):
+        with reading(root / clip.file, bytes_a_second=DECODE_BYTES_A_SECOND):
             (picture,) = decode(root / clip.file, [at])
         return Picture(camera, episode, frame, to_jpeg(picture))
     except StackError as error:

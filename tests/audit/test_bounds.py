@@ -120,6 +120,7 @@ def test_the_schema_refuses_what_is_no_report(good: dict[str, Path]) -> None:
         assert list(violations(spoilt, report_schema())), spoil
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_bound_gives_a_partial_report(good: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(_: object) -> None:
         while True:
@@ -145,6 +146,7 @@ def test_a_bound_that_is_not_reached_changes_nothing(good: dict[str, Path]) -> N
     assert [ran.name for ran in bounded.ran] == [ran.name for ran in free.ran]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_reader_that_dies_is_told_by_file(copy_good: Callable[[str], Path], monkeypatch: Any) -> None:
     """A worker that is killed while it reads a video takes no report along."""
 
@@ -162,6 +164,7 @@ def test_a_reader_that_dies_is_told_by_file(copy_good: Callable[[str], Path], mo
     assert unchecked.count == 3
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_what_was_found_before_is_kept(good: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object) -> None:
         time.sleep(60)

@@ -114,6 +114,15 @@ LEFT_OVER = kind(
     consequence="none for training; it takes room, and some tools stumble over it",
     mend="delete it from the delivery",
 )
+OLD_COPY = kind(
+    "old-copy-beside",
+    "warning",
+    "files",
+    title="a folder of the same name with _old lies beside a v2.1 dataset",
+    consequence="lerobot's converter takes it for its own backup: it deletes this dataset without asking and "
+    "converts the old one",
+    mend="move the old folder elsewhere, or convert with `stack convert`, which touches neither",
+)
 INTERRUPTED = kind(
     "interrupted-recording",
     "error",
@@ -248,6 +257,14 @@ def _why_left_over(name: str, is_v3: bool) -> str:
     if top == "videos":
         return "" if path.suffix == ".mp4" else "not an mp4 file"
     return "recorder scratch pictures" if top == "images" else f"no folder of the format is called {top}"
+
+
+@check("what lies beside the folder", OLD_COPY)
+def beside(case: Case) -> Iterator[Fault]:
+    root = case.evidence.root.resolve()
+    old = root.with_name(f"{root.name}_old")
+    if not case.evidence.is_v3 and old.is_dir():
+        yield OLD_COPY.fault(f"{old.name} lies beside {root.name}", where=Place(f"../{old.name}"))
 
 
 @check("whether the recording is whole", INTERRUPTED)

@@ -51,6 +51,10 @@ def in_info(**values: Any) -> Damage:
     return in_json(INFO, lambda info: info.update(values))
 
 
+def without(key: str) -> Damage:
+    return in_json(INFO, lambda info: info.pop(key))
+
+
 def in_feature(name: str, **values: Any) -> Damage:
     return in_json(INFO, lambda info: info["features"][name].update(values))
 
@@ -481,10 +485,14 @@ PLANTS: dict[str, list[Plant]] = {
         plant("v3.0", in_info(total_frames=200), file=INFO, feature="total_frames"),
         plant("v2.1", in_info(total_episodes=5), file=INFO, feature="total_episodes"),
         plant("v2.1", in_info(total_chunks=0), feature="total_chunks", severity="warning"),
+        plant(
+            "v2.1", in_json(INFO, lambda i: i.pop("total_videos")), feature="total_videos", severity="warning"
+        ),
     ],
     "splits-lie": [
         plant("v2.1", in_info(splits={"train": "0:100"}), file=INFO),
         plant("v2.1", in_info(splits={"train": "all"}), file=INFO),
+        plant("v2.1", without("splits"), file=INFO, severity="note"),
     ],
     "fps-not-whole": [plant("v2.1", in_info(fps=10.00001), file=INFO)],
     "template-does-not-resolve": [
@@ -691,6 +699,17 @@ PLANTS: dict[str, list[Plant]] = {
             severity="note",
         ),
         plant("v3.0", in_feature(HAND, names=None), feature=HAND, severity="error"),
+    ],
+    "camera-axes-differ": [
+        plant("v3.0", in_feature(HAND, shape=[3, 32, 48]), file=INFO, feature=HAND),
+        plant("v3.0", in_feature(HEAD, names=["channels", "height", "width"]), file=INFO, feature=HEAD),
+        plant(
+            "v3.0",
+            in_feature(HAND, shape=[3, 32, 48], names=["channels", "height", "width"]),
+            "stats-shape-mismatch",
+            feature=HAND,
+            severity="note",
+        ),
     ],
     "feature-fps-entry": [plant("v2.1", in_feature("action", fps=10), feature="action")],
     "extra-policy-feature": [plant("v2.1", with_extra, feature="action.raw")],

@@ -202,12 +202,14 @@ def files_there(case: Case) -> Iterator[Fault]:
     for name, why in layout.bad_templates.items():
         yield TEMPLATE.fault(why, where=Place("meta/info.json", feature=name))
     with_files = {camera for camera, _ in layout.video_of}
+    closed = f"; but {', '.join(evidence.closed[:3])} could not be listed" if evidence.closed else ""
     for camera in evidence.cameras:
         if camera not in with_files:
             wanted = next((m.expected for m in layout.misses if m.camera == camera), "")
             yield CAMERA_WITHOUT_FILES.fault(
                 f"{camera} is declared as video, but no file of it is there"
-                + (f" (looked for {wanted})" if wanted else ""),
+                + (f" (looked for {wanted})" if wanted else "")
+                + closed,
                 where=Place("meta/info.json", feature=camera),
             )
     for miss in layout.misses:
@@ -219,9 +221,11 @@ def files_there(case: Case) -> Iterator[Fault]:
                     where=Place(miss.found, miss.episode, feature=miss.template),
                 )
         elif miss.camera is None:
-            yield FILE_MISSING.fault(f"the rows of episode {miss.episode} are not there", where=place)
+            yield FILE_MISSING.fault(f"the rows of episode {miss.episode} are not there{closed}", where=place)
         elif miss.camera in with_files:
-            yield VIDEO_MISSING.fault(f"episode {miss.episode} has no video of {miss.camera}", where=place)
+            yield VIDEO_MISSING.fault(
+                f"episode {miss.episode} has no video of {miss.camera}{closed}", where=place
+            )
 
 
 @check("files that nobody named", FILE_UNLISTED, LEFT_OVER)

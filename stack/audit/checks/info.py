@@ -88,7 +88,8 @@ FPS_NOT_WHOLE = kind(
 def info_whole(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     if INFO not in evidence.files:
-        yield INFO_MISSING.fault("the folder has no meta/info.json", where=Place(INFO))
+        shut = "; the folder meta cannot be listed" if "meta" in evidence.closed else ""
+        yield INFO_MISSING.fault(f"the folder has no meta/info.json{shut}", where=Place(INFO))
         return
     info = evidence.info
     for problem in evidence.problems:

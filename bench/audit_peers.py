@@ -76,7 +76,15 @@ def _kalanos(out: str, _: Path) -> set[str]:
     report = json.loads(out)
     keys = ("metric_id", "severity", "value", "source_field", "channel")
     said = {" ".join(str(finding.get(key)) for key in keys) for finding in report["findings"]}
-    return said | {f"error {json.dumps(error)[:200]}" for error in report["operational_errors"]}
+    said |= {f"error {json.dumps(error)[:200]}" for error in report["operational_errors"]}
+    # What it could not take in, it says in these places and not among its findings.
+    said |= {f"readiness {reason}" for reason in report["readiness"]["reasons"]}
+    inventory, counts = report["inventory"], report["eligibility_counts"]
+    said |= {
+        f"inventory {key} {inventory[key]}" for key in ("expected", "loaded", "failed", "refused_sources")
+    }
+    said |= {f"eligibility {key} {counts[key]}" for key in ("pass_count", "blocked", "review", "unknown")}
+    return said | {f"duplicates {json.dumps(one)[:200]}" for one in report["duplicates"]}
 
 
 def _deepen(out: str, _: Path) -> set[str]:

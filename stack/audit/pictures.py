@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stack.audit.kinds import KINDS
+from stack.audit.catalogue import load_kinds
 from stack.audit.measures import ClipAt
 from stack.audit.report import AuditReport
 from stack.audit.shelter import DECODE_BYTES_A_SECOND, reading
@@ -100,7 +100,7 @@ def _places(report: AuditReport) -> Iterator[tuple[Fault, Place]]:
 
 def _shows(fault: Fault) -> bool:
     """Whether a picture says anything about it."""
-    kind = KINDS.get(fault.code)
+    kind = load_kinds().get(fault.code)
     return fault.code in SHOWN_CODES or (kind is not None and kind.group in SHOWN_GROUPS)
 
 

@@ -19,7 +19,7 @@ from bench.table import between_marks, machine, render
     "--only",
     multiple=True,
     type=click.Choice(list(PARTS)),
-    help="Only this part; repeatable. Not given: all but large and audit-peers.",
+    help="Only this part; repeatable. Not given: all but large, audit-deep and audit-peers.",
 )
 @click.option(
     "--rival",

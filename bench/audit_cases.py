@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,19 @@ def speed(bench: Bench) -> None:
     bench.add(Line(work, took, "", f"under {BAR_S:g} s", got["wall_s"] < BAR_S))
     peak = got["peak_bytes"] / 2**20
     bench.add(Line("the same, memory of all processes", f"{peak:.0f} MiB", "", "under 1 GiB", peak < BAR_MIB))
+
+
+def deep(bench: Bench) -> None:
+    """Every picture of the same dataset decoded."""
+    got = measured(large(bench.scratch / "inputs" / "audit-full"), deep=True)
+    work = f"audit --deep: the same, all {got['decoded']:,} pictures of 64x48 decoded"
+    rate = f"{got['decoded'] / got['decoding_s']:,.0f} pictures a second"
+    took = f"{got['wall_s']:.0f} s, {got['cpu_s']:.0f} CPU-s; {rate}"
+    bench.add(Line(work, took, f"{os.cpu_count()} cores", "none", None))
+    cores = f"{got['cpu_s'] / got['wall_s']:.1f} cores in use"
+    bench.add(
+        Line("the same, memory of all processes", f"{got['peak_bytes'] / 2**20:.0f} MiB", cores, "none", None)
+    )
 
 
 def peers(bench: Bench) -> None:

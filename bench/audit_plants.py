@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.audit_good import CAMERAS, LENGTHS, encode, pictures_into_rows, to_png
+from bench.audit_good import CAMERAS, LENGTHS, WIDTH, encode, pictures_into_rows, to_png
 from stack.faults import Place
 
 HEAD, HAND = "observation.images.head", "observation.images.hand"
@@ -49,6 +49,10 @@ def in_json(file: str, change: Callable[[Any], None]) -> Damage:
 
 def in_info(**values: Any) -> Damage:
     return in_json(INFO, lambda info: info.update(values))
+
+
+def without(key: str) -> Damage:
+    return in_json(INFO, lambda info: info.pop(key))
 
 
 def in_feature(name: str, **values: Any) -> Damage:
@@ -156,6 +160,37 @@ def encoded(
         encode(root / video(HAND, episode), pictures, **how)
 
     return damage
+
+
+def two_scenes(*, swapped: int | None = None) -> Damage:
+    """Both cameras show scenes that cannot be mistaken, each the other's in episode `swapped`."""
+
+    def damage(root: Path) -> None:
+        for episode, length in enumerate(LENGTHS):
+            for camera, (width, height) in CAMERAS.items():
+                pictures = []
+                for frame in range(length):
+                    image = np.full((height, width, 3), 100 + 2 * episode, np.uint8)
+                    if (camera == HAND) != (episode == swapped):
+                        image[:, : width // 2] = 200
+                    left = frame * 3 % (width - 8)
+                    image[8:16, left : left + 8] = (250, 250 - 2 * frame, 40)
+                    pictures.append(image)
+                encode(root / video(camera, episode), pictures)
+
+    return damage
+
+
+def old_copy(root: Path) -> None:
+    root.with_name(f"{root.name}_old").mkdir(exist_ok=True)
+
+
+def in_steps(root: Path) -> None:
+    """Each row of action is a chunk of five actions."""
+    for episode in range(len(LENGTHS)):
+        kind = pa.list_(pa.list_(pa.float32()))
+        in_column(data(episode), "action", lambda v: [[row] * 5 for row in v], kind)(root)
+    in_feature("action", shape=[5, WIDTH], names=None)(root)
 
 
 def appended(file: str, text: str) -> Damage:
@@ -450,10 +485,14 @@ PLANTS: dict[str, list[Plant]] = {
         plant("v3.0", in_info(total_frames=200), file=INFO, feature="total_frames"),
         plant("v2.1", in_info(total_episodes=5), file=INFO, feature="total_episodes"),
         plant("v2.1", in_info(total_chunks=0), feature="total_chunks", severity="warning"),
+        plant(
+            "v2.1", in_json(INFO, lambda i: i.pop("total_videos")), feature="total_videos", severity="warning"
+        ),
     ],
     "splits-lie": [
         plant("v2.1", in_info(splits={"train": "0:100"}), file=INFO),
         plant("v2.1", in_info(splits={"train": "all"}), file=INFO),
+        plant("v2.1", without("splits"), file=INFO, severity="note"),
     ],
     "fps-not-whole": [plant("v2.1", in_info(fps=10.00001), file=INFO)],
     "template-does-not-resolve": [
@@ -528,6 +567,7 @@ PLANTS: dict[str, list[Plant]] = {
         plant("v3.0", write("meta/episodes.jsonl", b"{}\n"), file="meta/episodes.jsonl"),
         plant("v2.1", write("train.py", b"x"), file="train.py"),
     ],
+    "old-copy-beside": [plant("v2.1", old_copy, file="../small-v2.1_old")],
     "interrupted-recording": [
         plant("v2.1", pictures_left, episode=1, feature=HAND),
         plant("v2.1", nothing_recorded, "camera-without-files", "totals-lie", "file-empty", file=INFO),
@@ -570,7 +610,10 @@ PLANTS: dict[str, list[Plant]] = {
         plant("v3.0", in_column(EPISODE_TABLE, "dataset_to_index", at(0, lambda v: v - 1)), episode=0),
     ],
     "data-file-index-wrong": [
-        plant("v3.0", in_column(EPISODE_TABLE, "data/file_index", at(2, 0)), episode=2)
+        plant("v3.0", in_column(EPISODE_TABLE, "data/file_index", at(2, 0)), episode=2),
+        plant(
+            "v3.0", in_column(EPISODE_TABLE, "data/file_index", at(1, None)), file=EPISODE_TABLE, episode=1
+        ),
     ],
     "column-missing": [
         plant(
@@ -656,6 +699,17 @@ PLANTS: dict[str, list[Plant]] = {
             severity="note",
         ),
         plant("v3.0", in_feature(HAND, names=None), feature=HAND, severity="error"),
+    ],
+    "camera-axes-differ": [
+        plant("v3.0", in_feature(HAND, shape=[3, 32, 48]), file=INFO, feature=HAND),
+        plant("v3.0", in_feature(HEAD, names=["channels", "height", "width"]), file=INFO, feature=HEAD),
+        plant(
+            "v3.0",
+            in_feature(HAND, shape=[3, 32, 48], names=["channels", "height", "width"]),
+            "stats-shape-mismatch",
+            feature=HAND,
+            severity="note",
+        ),
     ],
     "feature-fps-entry": [plant("v2.1", in_feature("action", fps=10), feature="action")],
     "extra-policy-feature": [plant("v2.1", with_extra, feature="action.raw")],
@@ -937,6 +991,7 @@ PLANTS: dict[str, list[Plant]] = {
             "v2.1", in_json(INFO, lambda i: i["features"].pop("action")), "column-unknown", feature="action"
         ),
     ],
+    "vector-not-flat": [plant("v2.1", in_steps, "stats-shape-mismatch", file=INFO, feature="action")],
     "state-too-wide": [plant("v2.1", nothing, needs={"max_state_dim": 4}, feature=STATE)],
     "action-too-wide": [plant("v2.1", nothing, needs={"max_action_dim": 4}, feature="action")],
     "prompt-too-long": [
@@ -1129,6 +1184,9 @@ PLANTS: dict[str, list[Plant]] = {
     ],
     "stats-quantiles-averaged": [
         plant("v3.0", averaged_quantiles, "stats-quantiles-wrong", file=STATS, feature=STATE),
+    ],
+    "cameras-swapped": [
+        plant("v2.1", two_scenes(swapped=2), deep=True, file=video(HAND, 2), episode=2, feature=HAND),
     ],
     "picture-missing": [
         plant(

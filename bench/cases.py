@@ -338,8 +338,9 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "merge": merge,
     "drop": drop,
     "audit": audit_cases.speed,
+    "audit-deep": audit_cases.deep,
     "audit-peers": audit_cases.peers,
     "large": large,
 }
-# large takes longer than all others together; audit-peers needs other validators beside it.
-BY_DEFAULT = tuple(name for name in PARTS if name not in ("large", "audit-peers"))
+# large and audit-deep take longer than all others together; audit-peers needs other validators beside it.
+BY_DEFAULT = tuple(name for name in PARTS if name not in ("large", "audit-deep", "audit-peers"))

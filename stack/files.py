@@ -26,11 +26,14 @@ def canonical_json(value: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write through a temporary sibling and a rename, so that no reader ever sees half a file."""
+    """Write through a temporary sibling and a rename, so that no reader ever sees half a file.
+
+    A file name that is not UTF-8 is written with escapes, which in JSON stand for the same name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{PARTIAL_MARK}")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8", newline="\n") as file:
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit import between_kinds as kinds
+from stack.audit.apart import sheltered
 from stack.audit.declared import flat_names
 from stack.audit.evidence import Evidence
 from stack.audit.kinds import Kind, PolicyNeeds
 from stack.audit.profile import Profile, Range, profile_of
 from stack.audit.report import AuditReport, plain
-from stack.audit.run import audit
+from stack.audit.run import judge
 from stack.audit.takes import repeats
 from stack.dataset.model import Feature
 from stack.errors import BadRequest
@@ -54,6 +55,7 @@ class SeveralReport:
         }
 
 
+@sheltered
 def audit_several(
     roots: Sequence[Path],
     *,
@@ -81,7 +83,7 @@ def audit_several(
     for root, name in zip(roots, _names(roots), strict=True):
         log(f"audit: {name}")
         evidence = Evidence(root)
-        report = audit(root, policy=policy, deep=deep, max_seconds=max_seconds, log=log, evidence=evidence)
+        report = judge(evidence, policy=policy, deep=deep, max_seconds=max_seconds, log=log)
         reports[name] = report
         if not report.of("unchecked-time-up"):
             profiles.append(profile_of(evidence, name))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stack.audit.shelter import in_shelter, reading
+from stack.audit.shelter import READ_BYTES_A_SECOND, in_shelter, reading, reading_together
 from stack.audit.trouble import Problem, Trouble, classify_file
 from stack.dataset.pool import Pool, open_pool
 from stack.errors import StackError, WorkFailed
@@ -46,14 +46,18 @@ def probe_videos(evidence: Evidence) -> dict[str, VideoInfo]:
     facts: dict[str, VideoInfo] = {}
     files = evidence.layout.video_files
     waiting = list(files)
+    size = sum(evidence.files.get(relative, 0) for relative in files)
     try:
-        with open_pool(None) as pool:
+        with (
+            reading_together(f"{evidence.root}: videos", size, bytes_a_second=READ_BYTES_A_SECOND),
+            open_pool(None) as pool,
+        ):
             for relative, found in _probe_all(evidence.root, files, pool):
                 waiting.remove(relative)
                 _take(evidence, facts, relative, found)
-    except WorkFailed as error:
-        # A file at which the demuxer itself crashes takes its process along; it is one of these.
-        why = f"not read: {error.what}"
+    except (WorkFailed, OSError) as error:
+        # A file at which the demuxer itself crashes or hangs takes its process along; it is one of these.
+        why = f"not read: {error.what if isinstance(error, WorkFailed) else error}"
         for relative in list(waiting):
             if in_shelter():
                 _take(evidence, facts, relative, _probe(evidence.root / relative))

@@ -8,6 +8,7 @@ what that one has to smooth over: stored types, shapes, orders, and files that n
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,12 +63,14 @@ class Evidence:
 
     Attributes:
         problems: grows as files are opened.
+        closed: folders that could not be listed.
         exact, channels: kept for `stack.audit.exact`.
         decoded: kept for `stack.audit.checks.deep_files`.
     """
 
     root: Path
     problems: list[Problem] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
     exact: dict[str, Stats] = field(default_factory=dict)
     channels: list[Channel] | None = None
     decoded: Decoded | None = None
@@ -77,18 +80,34 @@ class Evidence:
         """All regular files (links followed) by POSIX path relative to the root, with their size in bytes."""
         found: dict[str, int] = {}
         seen = {os.path.realpath(self.root)}
-        for folder, inner, names in os.walk(self.root, followlinks=True):
+        for folder, inner, names in os.walk(self.root, onerror=self._closed, followlinks=True):
             # A link to a folder above would be walked for ever.
             inner[:] = [name for name in inner if os.path.realpath(os.path.join(folder, name)) not in seen]
             seen.update(os.path.realpath(os.path.join(folder, name)) for name in inner)
             for name in names:
                 path = Path(folder, name)
+                relative = path.relative_to(self.root).as_posix()
                 try:
-                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                    known = path.stat()
                 except OSError as error:
-                    relative = path.relative_to(self.root).as_posix()
                     self.problems.append(Problem(relative, Trouble.UNREADABLE, str(error)))
+                    continue
+                if stat.S_ISREG(known.st_mode):
+                    found[relative] = known.st_size
+                else:  # opening a pipe waits for somebody to write into it
+                    said = "it is no file but a pipe, a socket or a device"
+                    self.problems.append(Problem(relative, Trouble.UNREADABLE, said))
         return dict(sorted(found.items()))
+
+    def _closed(self, error: OSError) -> None:
+        """A folder that may not be listed: what lies in it is not missing, but unknown."""
+        folder = Path(error.filename or self.root)
+        relative = (
+            folder.relative_to(self.root).as_posix() if folder.is_relative_to(self.root) else str(folder)
+        )
+        self.closed.append(relative)
+        said = f"the folder cannot be listed ({error.strerror}); what lies in it was not checked"
+        self.problems.append(Problem(relative, Trouble.UNREADABLE, said))
 
     @cached_property
     def info(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stack.audit import html_plots, html_summary
+from stack.audit.apart import sheltered
+from stack.audit.catalogue import load_kinds
 from stack.audit.html_style import SCRIPT, STYLE
 from stack.audit.html_text import coded, esc, plural, sentence
 from stack.audit.report import AuditReport
@@ -15,6 +17,7 @@ PLACES_SHOWN = 3
 TASKS_SHOWN = 20
 
 
+@sheltered
 def render(report: AuditReport, root: Path | None = None, *, between: tuple[Fault, ...] = ()) -> str:
     """A whole HTML document without outside references.
 
@@ -22,6 +25,7 @@ def render(report: AuditReport, root: Path | None = None, *, between: tuple[Faul
         root: the dataset's folder, for pictures of the places; without it the page has none.
         between: what lies between this dataset and others that it is to be merged with.
     """
+    load_kinds()  # the report may have been made in another process
     title = f"Audit of {report.facts.name}"
     return "\n".join(
         [

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from stack.audit.apart import sheltered
 from stack.audit.evidence import Evidence
 from stack.audit.mend_meta import info_steps, table_steps
 from stack.audit.mend_rows import NUMBERED, row_steps
 from stack.audit.mend_stats import stats_steps
-from stack.audit.mend_step import Left, Step
+from stack.audit.mend_step import Left, Repair, Step
 from stack.audit.report import AuditReport
-from stack.audit.run import audit
+from stack.audit.run import judge
 from stack.errors import BadRequest, StackError, WorkFailed
 from stack.files import whole_folder
 
@@ -33,7 +34,7 @@ class Mended:
 
     source: Path
     target: Path
-    steps: tuple[Step, ...]
+    steps: tuple[Repair, ...]
     left: tuple[Left, ...]
     before: AuditReport
     after: AuditReport | None
@@ -92,6 +93,7 @@ class Mended:
         return "\n".join(lines)
 
 
+@sheltered
 def mend(
     source: Path,
     target: Path,
@@ -124,7 +126,7 @@ def mend(
             do="name a folder beside the source",
         )
     evidence = Evidence(source)
-    before = audit(source, log=log, evidence=evidence)
+    before = judge(evidence, log=log)
     planned = list(row_steps(evidence, restamp))
     rows_change = any(isinstance(item, Step) for item in planned)
     planned += [*info_steps(evidence), *table_steps(evidence), *stats_steps(evidence, before, rows_change)]
@@ -135,8 +137,9 @@ def mend(
         steps.append(
             Step(("file-hash-differs",), PROVENANCE, text, lambda root: (root / PROVENANCE).unlink())
         )
+    repairs = tuple(Repair(step.codes, step.file, step.text) for step in steps)
     if dry_run:
-        return Mended(source, target, tuple(steps), left, before, None)
+        return Mended(source, target, repairs, left, before, None)
     with whole_folder(target) as partial:
         log(f"mend: copying {len(evidence.files)} files")
         shutil.copytree(source, partial, dirs_exist_ok=True)
@@ -144,10 +147,10 @@ def mend(
             log(f"mend: {step.file}: {step.text}")
             _apply(step, partial)
         copy = Evidence(partial)
-        after = audit(partial, log=log, evidence=copy)
+        after = judge(copy, log=log)
         _same_values(evidence, copy)
     after = replace(after, facts=replace(after.facts, name=target.name))
-    return Mended(source, target, tuple(steps), left, before, after)
+    return Mended(source, target, repairs, left, before, after)
 
 
 def _apply(step: Step, root: Path) -> None:

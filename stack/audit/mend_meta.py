@@ -100,7 +100,7 @@ def _totals(evidence: Evidence) -> Iterator[tuple[str, str, Callable[[Info], Non
         key: right
         for key, right in counted_totals(evidence).items()
         if (key in evidence.info and whole(evidence.info[key]) != right)
-        or (key not in evidence.info and key in ("total_episodes", "total_frames"))
+        or (key not in evidence.info and key != "total_tasks")
     }
     gone = [m for m in evidence.layout.misses if m.template == "data_path" and not m.found]
     if wrong and (evidence.rows.unread or gone):

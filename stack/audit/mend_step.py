@@ -9,22 +9,31 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Step:
+class Repair:
     """A repair of one file or kind of file.
 
     Attributes:
         codes: the fault codes that it is to mend.
         text: what it does, with both numbers where there are two.
-        apply: does it in the copy's folder.
     """
 
     codes: tuple[str, ...]
     file: str
     text: str
-    apply: Callable[[Path], None]
 
     def to_json(self) -> dict[str, Any]:
         return {"codes": list(self.codes), "file": self.file, "text": self.text}
+
+
+@dataclass(frozen=True)
+class Step(Repair):
+    """A repair that can be done.
+
+    Attributes:
+        apply: does it in the copy's folder.
+    """
+
+    apply: Callable[[Path], None]
 
 
 @dataclass(frozen=True)

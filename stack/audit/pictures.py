@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stack.audit.kinds import KINDS
+from stack.audit.catalogue import load_kinds
 from stack.audit.measures import ClipAt
 from stack.audit.report import AuditReport
-from stack.audit.shelter import reading
+from stack.audit.shelter import DECODE_BYTES_A_SECOND, reading
 from stack.errors import StackError
 from stack.faults import SEVERITIES, Fault, Place
 
@@ -100,7 +100,7 @@ def _places(report: AuditReport) -> Iterator[tuple[Fault, Place]]:
 
 def _shows(fault: Fault) -> bool:
     """Whether a picture says anything about it."""
-    kind = KINDS.get(fault.code)
+    kind = load_kinds().get(fault.code)
     return fault.code in SHOWN_CODES or (kind is not None and kind.group in SHOWN_GROUPS)
 
 
@@ -131,7 +131,7 @@ def _take(root: Path, camera: str, episode: int, frame: int, clip: ClipAt, at: i
     from stack.dataset.video import decode
 
     try:
-        with reading(root / clip.file, bounded=False):
+        with reading(root / clip.file, bytes_a_second=DECODE_BYTES_A_SECOND):
             (picture,) = decode(root / clip.file, [at])
         return Picture(camera, episode, frame, to_jpeg(picture))
     except StackError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stack.audit.advice import safe_slice
+from stack.audit.apart import sheltered
 from stack.audit.deadline import TimeUp, deadline
 from stack.audit.decisions import Decision, decide
 from stack.audit.evidence import Evidence
@@ -15,6 +16,7 @@ from stack.audit.exact import ACTION, STATE, Channel, channels
 from stack.audit.kinds import Case, Check, PolicyNeeds, kind
 from stack.audit.measures import Measures, measure
 from stack.audit.report import AuditReport, CameraFacts, DatasetFacts, NotRun, Ran
+from stack.audit.shelter import work_bounded
 from stack.errors import BadRequest
 from stack.faults import Fault, Place, fold
 
@@ -40,6 +42,7 @@ def _silent(_: str) -> None:
     return None
 
 
+@sheltered
 def audit(
     root: Path,
     *,
@@ -47,9 +50,11 @@ def audit(
     deep: bool = False,
     max_seconds: float | None = None,
     log: Callable[[str], None] = _silent,
-    evidence: Evidence | None = None,
 ) -> AuditReport:
     """Check a delivery or a prepared dataset of any version, without torch, lerobot or a network.
+
+    Damaged bytes may crash the libraries that read them; so the work is done in another process
+    (`stack.audit.apart`), and the report says which files were left alone.
 
     Args:
         root: the folder that holds meta/, data/ and videos/.
@@ -57,23 +62,39 @@ def audit(
         deep: also decode every picture.
         max_seconds: stop then, and report what was found and what stays unchecked.
         log: takes one line of progress now and then.
-        evidence: of this folder, where the caller goes on to use it.
 
     Raises:
         BadRequest: there is no such folder. Anything wrong inside it is a fault in the report.
+        WorkFailed: the other process died although no file can be blamed (memory).
     """
-    if not root.is_dir():
+    return judge(Evidence(root), policy=policy, deep=deep, max_seconds=max_seconds, log=log)
+
+
+def judge(
+    evidence: Evidence,
+    *,
+    policy: PolicyNeeds | None = None,
+    deep: bool = False,
+    max_seconds: float | None = None,
+    log: Callable[[str], None] = _silent,
+) -> AuditReport:
+    """As `audit`, in this process, of evidence that the caller goes on to use.
+
+    Raises:
+        BadRequest: there is no such folder.
+    """
+    if not evidence.root.is_dir():
         raise BadRequest(
             "audit-no-folder",
             "there is no such folder",
-            where=str(root),
+            where=str(evidence.root),
             do="name the folder that holds meta/",
         )
     started = time.perf_counter()
-    evidence = evidence or Evidence(root)
     run = _Run(Case(evidence, policy, deep, log), log, max_seconds)
+    run.plan()  # before the clock runs: a report names all that it did not get to
     try:
-        with deadline(max_seconds):
+        with work_bounded(max_seconds), deadline(max_seconds):
             run.all_checks()
             run.count(evidence)
     except TimeUp:
@@ -109,12 +130,14 @@ class _Run:
     slice: str | None = None
     measures: Measures = field(default_factory=Measures)
 
-    def all_checks(self) -> None:
+    def plan(self) -> None:
         # Imported late: the catalogue is also run as a script, and it imports this module.
         from stack.audit.catalogue import load_checks
 
-        started = time.perf_counter()
         self.left = [check for check in load_checks() if _concerns(check, self.case)]
+
+    def all_checks(self) -> None:
+        started = time.perf_counter()
         while self.left:
             if self.max_seconds is not None and time.perf_counter() - started > self.max_seconds:
                 raise TimeUp

@@ -4,24 +4,29 @@ The readers of parquet and of video are C++ and C; some damaged bytes end the pr
 it busy for ever. So the work runs in a child. Before a file is given to a reader, its name goes into memory
 that the parent shares (`reading`). Where the child dies or does not come back, the parent starts another that
 leaves this file alone (`why_avoided`), and the report of that one says what stays unchecked.
+
+`take_shelter` is for a command, which goes on in the child; `stack.audit.apart` is for everybody else.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stack.errors import WorkFailed
 
-READ_LEAST_S, BYTES_A_SECOND = 120.0, 2e6  # no disk or reader is slower than this
+READ_LEAST_S = 120.0
+READ_BYTES_A_SECOND = 2e6  # no disk or reader is slower than this
+DECODE_BYTES_A_SECOND = 1e4  # nor is any decoder: one large picture in several seconds
 GRACE_S = 10.0  # after --max-seconds, which the work itself keeps unless a reader hangs
 RESTARTS = 20
 NOTE_BYTES = 8192
@@ -29,84 +34,155 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 _note: mmap.mmap | None = None
-_avoided: dict[str, str] = {}
+_child = 0  # pid of the process that may die; workers that it forks are not it
+_ends_s: float | None = None  # monotonic; when the work that goes on now is to be at its end
+_avoided: dict[str, tuple[str, tuple[int, int]]] = {}  # path -> why, and what the file was then
 
 
-def take_shelter(max_seconds: float | None = None) -> None:
+def take_shelter() -> None:
     """Go on in a child process; the parent waits, and leaves with the child's exit code.
 
     Where this process has more than one thread the work stays in it: a forked child could inherit a lock that
     nobody will open. So call this before numpy is imported.
 
-    Args:
-        max_seconds: what the work is given; a reader that is still busy `GRACE_S` later is ended.
-
     Raises:
         WorkFailed: in the parent, where the child dies although no file can be blamed, or again and again.
     """
-    global _note
-    if _note is not None or not hasattr(os, "fork") or _threads() != 1:
+    if in_shelter() or not can_branch():
         return
-    _note = mmap.mmap(-1, NOTE_BYTES)
-    for _ in range(RESTARTS):
+    code = branch()
+    if code is not None:
+        sys.exit(code)
+
+
+def can_branch() -> bool:
+    """Whether this process can be copied without harm: no other thread holds a lock."""
+    return hasattr(os, "fork") and _threads() == 1
+
+
+def branch(
+    *, owner: int | None = None, restarts: int | None = RESTARTS, again: Callable[[], None] | None = None
+) -> int | None:
+    """Fork, and watch over the child.
+
+    Args:
+        owner: pid of the parent for whom this is done; where it is gone, the child is ended.
+        restarts: how many children may break off; None where the owner counts.
+        again: called before another child begins what the last one broke off at.
+
+    Returns:
+        None in the child, which is to do the work; in the parent the child's exit code, once it has ended.
+
+    Raises:
+        WorkFailed: as in `take_shelter`.
+    """
+    global _note, _child
+    _note = _note or mmap.mmap(-1, NOTE_BYTES)
+    for turn in itertools.count():
+        if turn == restarts:
+            raise died_again()
         sys.stdout.flush()
         sys.stderr.flush()
         _note[:] = bytes(NOTE_BYTES)
+        if turn and again:
+            again()
         child = os.fork()
         if child == 0:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            return
-        died = _watch(child, max_seconds)
+            _child = os.getpid()
+            return None
+        died = _watch(child, owner)
         if died is None:
             continue
         if died >= 0:
-            sys.exit(died)
+            return died
         file = _noted()
         if -died in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            sys.exit(128 - died)
+            return 128 - died
         if -died not in CRASHES or not file:
             raise _no_one_to_blame(-died)
-        _avoided[file] = f"the reader crashed on it (signal {-died}); it was left alone"
-    raise WorkFailed(
+        _avoid(file, f"the reader crashed on it (signal {-died}); it was left alone")
+    raise AssertionError("unreachable")
+
+
+def died_again() -> WorkFailed:
+    return WorkFailed(
         "audit-died-again",
-        f"readers crashed on {RESTARTS} files; the audit gave up",
-        where=_noted(),
+        f"readers crashed or hung on {RESTARTS} files; the audit gave up",
+        where=next(reversed(_avoided), ""),
         do="take the damaged files out of the delivery, or copy them again",
     )
 
 
+@contextmanager
+def work_bounded(max_seconds: float | None) -> Iterator[None]:
+    """Bound the work in the body: a reader that is still busy `GRACE_S` after that is ended."""
+    global _ends_s
+    before = _ends_s
+    _ends_s = before if max_seconds is None else time.monotonic() + max_seconds + GRACE_S
+    try:
+        yield
+    finally:
+        _ends_s = before
+
+
 def why_avoided(file: Path) -> str:
-    """Why this file must not be read; empty where it may be."""
-    return _avoided.get(os.path.abspath(file), "")
+    """Why this file must not be read; empty where it may be, as one that was replaced since."""
+    why, was = _avoided.get(os.path.abspath(file), ("", (0, 0)))
+    return why if was == _identity(os.path.abspath(file)) else ""
 
 
 @contextmanager
-def reading(file: Path, *, bounded: bool = True) -> Iterator[None]:
-    """Say which file a reader is about to get.
+def reading(file: Path, *, bytes_a_second: float = READ_BYTES_A_SECOND) -> Iterator[None]:
+    """Say which file a reader is about to get, and bound its time.
 
     Args:
-        bounded: whether it should come back soon; decoding hours of video may take hours.
+        bytes_a_second: what the slowest reader would manage, beyond `READ_LEAST_S`.
 
     Raises:
         OSError: an earlier attempt at this file ended badly.
     """
-    if why := why_avoided(file):
+    path = os.path.abspath(file)
+    with _noting(path, _identity(path)[0] / bytes_a_second):
+        yield
+
+
+@contextmanager
+def reading_together(work: str, size_bytes: int, *, bytes_a_second: float) -> Iterator[None]:
+    """As `reading`, for files that other processes read meanwhile, who note nothing.
+
+    Args:
+        work: names it, as an absolute path with something added.
+
+    Raises:
+        OSError: an earlier attempt did not come back; read one file after another.
+    """
+    with _noting(os.path.abspath(work), size_bytes / bytes_a_second):
+        yield
+
+
+@contextmanager
+def _noting(path: str, seconds: float) -> Iterator[None]:
+    if why := why_avoided(Path(path)):
         raise OSError(why)
-    if _note is None:
+    if not in_shelter():
         yield
         return
-    name = os.path.abspath(file).encode(errors="surrogateescape")
-    until = time.monotonic() + READ_LEAST_S + _size(file) / BYTES_A_SECOND if bounded else 0.0
-    _write(f"{until:.3f}".encode() + b"\0" + name)
+    until = time.monotonic() + READ_LEAST_S + seconds
+    until = until if _ends_s is None else min(until, _ends_s)
+    assert _note is not None
+    before = bytes(_note)
+    content = f"{until:.3f}".encode() + b"\0" + path.encode(errors="surrogateescape")
+    _note[: len(content) + 1] = content[: NOTE_BYTES - 1] + b"\0"
     try:
         yield
     finally:
-        _write(b"")
+        _note[:] = before
 
 
 def in_shelter() -> bool:
     """Whether this process may die without harm."""
-    return _note is not None
+    return _child == os.getpid()
 
 
 def _threads() -> int:
@@ -116,16 +192,17 @@ def _threads() -> int:
         return 0
 
 
-def _size(file: Path) -> int:
+def _identity(path: str) -> tuple[int, int]:
+    """Size and time of change: another pair is another file."""
     try:
-        return file.stat().st_size
+        found = os.stat(path)
     except OSError:
-        return 0
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
-def _write(content: bytes) -> None:
-    assert _note is not None
-    _note[: len(content) + 1] = content[: NOTE_BYTES - 1] + b"\0"
+def _avoid(path: str, why: str) -> None:
+    _avoided[path] = (why, _identity(path))
 
 
 def _noted() -> str:
@@ -140,11 +217,10 @@ def _fields() -> tuple[float, str]:
     return float(until or 0), name
 
 
-def _watch(child: int, max_seconds: float | None) -> int | None:
+def _watch(child: int, owner: int | None) -> int | None:
     """The child's exit code, negative for a signal; None where a reader hung and the child was ended."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT,)}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
-    ends = None if max_seconds is None else time.monotonic() + max_seconds + GRACE_S
     handle = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
     try:
         while True:
@@ -156,10 +232,10 @@ def _watch(child: int, max_seconds: float | None) -> int | None:
             if pid:
                 return os.waitstatus_to_exitcode(status)
             until, file = _fields()
-            hung = file and until and time.monotonic() > until
-            late = file and ends is not None and time.monotonic() > ends
-            if hung or late:
-                _avoided[file] = "the reader did not come back from it in time; it was left alone"
+            if owner is not None and os.getppid() != owner:
+                os.kill(child, signal.SIGKILL)
+            elif file and until and time.monotonic() > until:
+                _avoid(file, "the reader did not come back from it in time; it was left alone")
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 return None

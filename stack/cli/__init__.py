@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 import traceback
@@ -33,6 +34,8 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code; a user's mistake never shows a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8, as stderr has it
     try:
         code = cli.main(standalone_mode=False, obj=OwnProcess())
         sys.exit(code if isinstance(code, int) else Exit.OK)

@@ -81,7 +81,7 @@ def audit(
 
     Example: stack audit deliveries/task_5867 --for pi05 --html report.html
     """
-    _take_shelter(None if max_seconds is None else max_seconds * len(datasets))
+    _take_shelter()
     from stack.audit import audit as run_audit
     from stack.audit.kinds import OPENPI, PolicyNeeds
     from stack.audit.text import render
@@ -105,12 +105,12 @@ def audit(
     raise click.exceptions.Exit(Exit.OK if report.ok else Exit.NOT_GOOD)
 
 
-def _take_shelter(max_seconds: float | None = None) -> None:
+def _take_shelter() -> None:
     """A reader that crashes on a damaged file must not take the report along."""
     if isinstance(click.get_current_context().find_root().obj, OwnProcess):
         from stack.audit.shelter import take_shelter
 
-        take_shelter(max_seconds)
+        take_shelter()
 
 
 def _write_decisions(entries: list[tuple[Any, Path]], to: Path | None) -> None:

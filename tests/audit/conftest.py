@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))  # bench is no part of the installed package
 
 from bench.audit_good import encode, write_v21, write_v30
+from stack.audit import apart
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +47,10 @@ def deliveries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "deliveries"
     write_deliveries(out)
     return out
+
+
+@pytest.fixture
+def in_this_process() -> Iterator[None]:
+    """The audit runs where its parts were replaced."""
+    with apart.here():
+        yield

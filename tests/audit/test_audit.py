@@ -35,6 +35,7 @@ def test_an_empty_folder_is_judged_not_ready(tmp_path: Path) -> None:
     assert not report.of("unchecked-check")
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_check_that_breaks_off_is_told_and_the_others_still_run(
     copy_good: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_check_that_breaks_off_is_told_and_the_others_still_run(
     assert {"totals", "stats-true", "video-lengths"} <= {ran.name for ran in report.ran}
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_even_reading_that_breaks_off_gives_a_report(
     good: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

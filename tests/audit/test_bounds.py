@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +122,7 @@ def test_the_schema_refuses_what_is_no_report(good: dict[str, Path]) -> None:
         assert list(violations(spoilt, report_schema())), spoil
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_bound_gives_a_partial_report(good: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(_: object) -> None:
         while True:
@@ -145,6 +148,7 @@ def test_a_bound_that_is_not_reached_changes_nothing(good: dict[str, Path]) -> N
     assert [ran.name for ran in bounded.ran] == [ran.name for ran in free.ran]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_reader_that_dies_is_told_by_file(copy_good: Callable[[str], Path], monkeypatch: Any) -> None:
     """A worker that is killed while it reads a video takes no report along."""
 
@@ -162,6 +166,71 @@ def test_a_reader_that_dies_is_told_by_file(copy_good: Callable[[str], Path], mo
     assert unchecked.count == 3
 
 
+def test_what_would_wait_for_ever_when_opened_is_not_opened(copy_good: Callable[[str], Path]) -> None:
+    """Pipes in the place of metadata, rows and a video."""
+    root = copy_good("v2.1")
+    names = {
+        "meta/tasks.jsonl",
+        "data/chunk-000/episode_000001.parquet",
+        "videos/chunk-000/observation.images.hand/episode_000002.mp4",
+    }
+    for name in names:
+        (root / name).unlink()
+        os.mkfifo(root / name)
+    report = audit(root, policy=PolicyNeeds(), deep=True)
+    (fault,) = report.of("file-unreadable")
+    assert {place.file for place in fault.places} == names
+    assert "a pipe" in fault.message
+    assert not report.of("unchecked-check")
+    assert {d.episode for d in report.decisions if d.choice == "drop"} == {1, 2}
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not there")
+def test_what_may_not_be_listed_is_not_called_missing(
+    copy_good: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Also as root, who may read all: without the right to override permissions."""
+    root = copy_good("v2.1")
+    camera = "observation.images.hand"
+    (root / f"videos/chunk-000/{camera}").chmod(0)
+    less = "-dac_override,-dac_read_search"
+    rights = ["setpriv", "--bounding-set", less, "--inh-caps", less] if os.geteuid() == 0 else []
+    try:
+        done = subprocess.run(
+            [*rights, sys.executable, "-m", "stack", "audit", str(root), "--json", str(tmp_path / "r.json")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        (root / f"videos/chunk-000/{camera}").chmod(0o755)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    faults = {f["code"]: f for f in json.loads((tmp_path / "r.json").read_text())["faults"]}
+    assert faults["file-unreadable"]["where"]["file"] == f"videos/chunk-000/{camera}"
+    assert "Permission denied" in faults["file-unreadable"]["message"]
+    assert "could not be listed" in faults["camera-without-files"]["message"]
+
+
+def test_a_name_that_is_not_utf8_is_written_all_the_same(good: dict[str, Path], tmp_path: Path) -> None:
+    root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/delivery\xff"))
+    shutil.copytree(good["v2.1"], root)
+    wanted = {name: tmp_path / f"report.{name}" for name in ("json", "html", "yaml")}
+    options = {"json": "--json", "html": "--html", "yaml": "--decisions"}
+    done = subprocess.run(
+        [sys.executable, "-m", "stack", "audit", str(root)]
+        + [part for name, file in wanted.items() for part in (options[name], str(file))],
+        capture_output=True,
+        timeout=120,
+    )
+    # The reader of parquet takes no such path: its rows are told to be unchecked, and nothing is called good.
+    assert done.returncode == 1 and b"Traceback" not in done.stderr, done.stderr
+    report = json.loads(wanted["json"].read_text())
+    assert report["facts"]["name"] == root.name
+    assert {"file-unreadable", "unchecked-rows"} <= {fault["code"] for fault in report["faults"]}
+    assert all(b"delivery\\udcff" in file.read_bytes() for file in wanted.values())
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_what_was_found_before_is_kept(good: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object) -> None:
         time.sleep(60)

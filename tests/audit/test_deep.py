@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bench.audit_plants import two_scenes
 from stack.audit import AuditReport, audit
 from stack.audit.checks.deep_scan import Job, scan, to_blocks
 from stack.faults import Fault, Place
@@ -323,3 +324,12 @@ def test_blocks_are_means(scene: Pictures) -> None:
     assert blocks.shape == (10, 10)
     assert blocks[1, 2] == pytest.approx(plane[12:24, 32:48].mean())
     assert to_blocks(plane[:7, :30], 32).shape == (1, 3)
+
+
+def test_cameras_that_stay_in_their_places_are_not_accused(copy_good: Callable[[str], Path]) -> None:
+    root = copy_good("v2.1")
+    two_scenes()(root)
+    assert not audit(root, deep=True).of("cameras-swapped")
+    two_scenes(swapped=0)(root)
+    (fault,) = audit(root, deep=True).of("cameras-swapped")
+    assert {(place.feature, place.episode) for place in fault.places} == {(HEAD, 0), (HAND, 0)}

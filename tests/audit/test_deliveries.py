@@ -118,6 +118,11 @@ def test_ioai_sets_are_told_what_their_readme_lists(real_datasets: Path) -> None
     assert "binary" in one(image, "dtype-differs", "observation.images.cam").message
     v30 = of_real(real_datasets, "ioai_v30_video")
     assert set(errors(v30)) == {"names-do-not-fit", "stats-missing", "task-not-text"}
+    assert "data_chunk_index" in one(v30, "data-file-index-wrong").message
+    for report in (video, v30):
+        assert "[3, 64, 64]" in one(report, "camera-axes-differ", "observation.images.cam").message
+    assert "absent" in one(video, "totals-lie", "total_chunks").message
+    assert "no splits" in one(video, "splits-lie").message
 
 
 @pytest.mark.lerobot

@@ -236,6 +236,7 @@ def test_a_picture_that_cannot_be_decoded_is_said_and_not_shown(deliveries: Path
     assert page.of("img") == [] and page.of("figcaption")
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_the_size_is_bounded_and_what_is_left_out_is_said(
     demo: tuple[AuditReport, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

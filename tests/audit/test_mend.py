@@ -330,6 +330,7 @@ def test_good_data_is_left_alone(good: dict[str, Path], tmp_path: Path) -> None:
     assert tree_digest(tmp_path / "mended") == tree_digest(good["v3.0"])
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_value_that_changes_stops_everything(
     copy_good: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

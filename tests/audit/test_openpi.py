@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bench.audit_good import pictures_into_rows
 from stack.audit import audit
 from stack.audit.kinds import OPENPI
 from stack.audit.openpi import chunk_weights, running_quantiles
@@ -147,6 +148,31 @@ def test_a_column_and_frames_that_are_missing(at_home: Path) -> None:
     found = codes(at_home)
     assert found["openpi-column-missing"] == "error"
     assert found["openpi-too-few-frames"] == "warning"
+
+
+@pytest.mark.parametrize("entry", ["List", "Sequence", None])
+def test_types_that_only_newer_readers_know(at_home: Path, entry: str | None) -> None:
+    """`datasets` 4 describes vectors as List, at which 3.6 stops; without a description it infers them."""
+    file = at_home / "data/chunk-000/episode_000001.parquet"
+    table = pq.read_table(file)
+    vector = {"feature": {"dtype": "float32", "_type": "Value"}, "length": 6, "_type": entry}
+    metadata = {"huggingface": json.dumps({"info": {"features": {"action": vector}}})} if entry else None
+    pq.write_table(table.replace_schema_metadata(metadata), file)
+    found = audit(at_home, policy=OPENPI).of("openpi-schema")
+    assert [fault.where.file for fault in found] == (
+        ["data/chunk-000/episode_000001.parquet"] if entry == "List" else []
+    )
+
+
+def test_pictures_in_the_rows_need_their_description(at_home: Path) -> None:
+    camera = "observation.images.hand"
+    pictures_into_rows(at_home, camera)
+    (fault,) = audit(at_home, policy=OPENPI).of("openpi-schema")
+    assert fault.count == 4 and camera in fault.message
+    for file in sorted(at_home.glob("data/*/*.parquet")):
+        described = {"huggingface": json.dumps({"info": {"features": {camera: {"_type": "Image"}}}})}
+        pq.write_table(pq.read_table(file).replace_schema_metadata(described), file)
+    assert not audit(at_home, policy=OPENPI).of("openpi-schema")
 
 
 @pytest.mark.parametrize(("value", "severity"), [(1e6, "error"), (3000.0, "warning")])

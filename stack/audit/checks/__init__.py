@@ -20,4 +20,5 @@ from stack.audit.checks import (  # noqa: F401, I001  (the order is the order of
     scale,
     openpi,
     deep,
+    deep_cameras,
 )

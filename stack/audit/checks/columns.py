@@ -85,6 +85,16 @@ NAMES = kind(
         "note": "where the names fit but are nested in another list",
     },
 )
+AXES = kind(
+    "camera-axes-differ",
+    "warning",
+    "columns",
+    title="a camera's shape has its axes in another order than its names say",
+    consequence="lerobot goes by the names: it exchanges the axes of a shape that needed no exchange, and "
+    "the policy is built for pictures of a shape that never comes",
+    mend="in info.json write the shape as height, width, channels, and these words as its names",
+    also={"note": "where names do not contradict it, but channels come first: recorders write them last"},
+)
 FPS_ENTRY = kind(
     "feature-fps-entry",
     "warning",
@@ -103,6 +113,7 @@ EXTRA = kind(
     "state: the policy's inputs and outputs are not those that were meant, and each needs statistics",
     mend="in the dataset manifest list under `features:` only those that the policy shall see",
 )
+CHANNELS = (1, 3, 4)
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}  # by arrow's names
 _NUMPY_NUMBERS = {
     "float16",
@@ -225,7 +236,7 @@ def _typed(feature: Feature, stored: pa.DataType, file: str) -> Iterator[Fault]:
         yield DTYPE.fault(f"{feature.name} is declared string, but stored as {stored}", where=place)
 
 
-@check("names and further entries of features", NAMES, FPS_ENTRY, EXTRA)
+@check("names and further entries of features", NAMES, AXES, FPS_ENTRY, EXTRA)
 def features_described(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     with_fps = []
@@ -257,6 +268,7 @@ def _names(case: Case, feature: Feature) -> Iterator[Fault]:
                 where=place,
                 severity="error" if case.evidence.is_v3 else "warning",
             )
+        yield from _axes(feature, names, place)
         return
     if names is None or len(feature.shape) != 1 or feature.name in INDEX_FEATURES:
         return
@@ -265,3 +277,18 @@ def _names(case: Case, feature: Feature) -> Iterator[Fault]:
         yield NAMES.fault(f"{len(names)} names for a shape of {feature.shape[0]}", where=place)
     elif isinstance(raw, list) and any(isinstance(item, (list, dict)) for item in raw):
         yield NAMES.fault("the names are nested in another list", where=place, severity="note")
+
+
+def _axes(feature: Feature, names: list[str] | None, place: Place) -> Iterator[Fault]:
+    if len(feature.shape) != 3:
+        return
+    first, last = (feature.shape[axis] in CHANNELS for axis in (0, 2))
+    if first == last:  # a picture of three pixels, or no picture
+        return
+    named = [(names or [""] * 3)[axis : axis + 1] for axis in (0, 2)]
+    says_first, says_last = (bool(own) and own[0].startswith("channel") for own in named)
+    if (first and says_last) or (last and says_first):
+        yield AXES.fault(f"{feature.name} has shape {list(feature.shape)} and names {names}", where=place)
+    elif first:
+        said = f"{feature.name} has shape {list(feature.shape)}, channels first"
+        yield AXES.fault(said, where=place, severity="note")

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from stack.audit.checks.deep_scan import Clip, Job, Scan, scan
 from stack.audit.clips import ClipSpan
 from stack.audit.kinds import Case
-from stack.audit.shelter import in_shelter
+from stack.audit.shelter import DECODE_BYTES_A_SECOND, in_shelter, reading_together
 from stack.dataset.pool import Pool, open_pool
 from stack.errors import WorkFailed
 
@@ -99,10 +99,13 @@ def _scans(jobs: list[Job], pool: Pool) -> Iterator[Scan]:
     """The scan of each file; where a worker dies and this process may too, the culprit is found here."""
     done = 0
     try:
-        for found in pool.map(scan, jobs):
-            done += 1
-            yield found
-    except WorkFailed:
+        size = sum(job.file.stat().st_size for job in jobs)
+        work = f"{jobs[0].file.parent}: pictures" if jobs else ""
+        with reading_together(work, size, bytes_a_second=DECODE_BYTES_A_SECOND):
+            for found in pool.map(scan, jobs):
+                done += 1
+                yield found
+    except (WorkFailed, OSError):
         if not in_shelter():
             raise
         yield from map(scan, jobs[done:])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stack.audit.shelter import reading
+from stack.audit.shelter import DECODE_BYTES_A_SECOND, reading
 from stack.errors import StackError
 
 BLOCKS, COLOUR_BLOCKS = 32, 16  # along each side, at most
@@ -120,7 +121,7 @@ class Scan:
 def scan(job: Job) -> Scan:
     """Decode every picture of a file; what cannot be decoded is listed, never raised."""
     try:
-        with reading(job.file, bounded=False):
+        with reading(job.file, bytes_a_second=DECODE_BYTES_A_SECOND):
             frames, why, pictures = _pictures(job.file, job.stop, job.column)
     except StackError as error:
         frames, why, pictures = 0, error.what, {}
@@ -199,15 +200,21 @@ def _reduced(planes: tuple[NDArray[np.uint8], ...]) -> _Picture:
 
 def to_blocks(plane: NDArray[np.uint8], side: int) -> Blocks:
     """(H, W) to the means of its blocks, (h, w) float32, h and w at most `side`, of 8 pixels or more."""
+    starts, sizes = _grid(plane.shape, side)
     sums: NDArray[Any] = plane
-    counts: list[NDArray[Any]] = []
-    for axis, size in enumerate(plane.shape):
-        edges = np.unique(
-            np.linspace(0, size, max(1, min(side, size // BLOCK_LEAST_PIXELS)) + 1).astype(np.int64)
-        )
-        sums = np.add.reduceat(sums, edges[:-1], axis=axis, dtype=np.uint32)
-        counts.append(np.diff(edges))
-    return (sums / np.outer(counts[0], counts[1])).astype(np.float32)
+    for axis in range(2):
+        sums = np.add.reduceat(sums, starts[axis], axis=axis, dtype=np.uint32)
+    return (sums / sizes).astype(np.float32)
+
+
+@lru_cache(maxsize=64)
+def _grid(shape: tuple[int, ...], side: int) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+    """Where blocks begin along each axis, and (h, w) how many pixels each has."""
+    edges = [
+        np.unique(np.linspace(0, size, max(1, min(side, size // BLOCK_LEAST_PIXELS)) + 1).astype(np.int64))
+        for size in shape
+    ]
+    return [own[:-1] for own in edges], np.outer(*map(np.diff, edges))
 
 
 def runs_of(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -58,9 +58,9 @@ FILE_INDEX_WRONG = kind(
     "data-file-index-wrong",
     "warning",
     "rows",
-    title="data/file_index names another file than the one with the episode's rows",
-    consequence="loading works, but lerobot's merge, delete and split silently lose the episode "
-    "(lerobot issue 2401)",
+    title="data/chunk_index and data/file_index do not name the file with the episode's rows",
+    consequence="loading works, but lerobot's merge, delete and split silently lose the episode, or stop "
+    "where there is no number (lerobot issues 2401, 2429)",
     mend="write the chunk and file that hold the rows; `stack prepare` does",
 )
 ROW_GROUPS = kind(
@@ -167,6 +167,14 @@ def episode_ranges(case: Case) -> Iterator[Fault]:
         if named is not None and named != span.file and named in evidence.files:
             yield FILE_INDEX_WRONG.fault(
                 f"the table names {named}; the rows are in {span.file}", where=Place(entry.file, entry.index)
+            )
+        stored = [entry.raw.get(key) for key in ("data/chunk_index", "data/file_index")]
+        if None in map(whole, stored):
+            other = sorted(key for key in entry.raw if key.startswith("data_"))
+            yield FILE_INDEX_WRONG.fault(
+                f"data/chunk_index is {stored[0]}, data/file_index {stored[1]}; the rows are in {span.file}"
+                + (f"; the table has {', '.join(other)}, which lerobot does not read" if other else ""),
+                where=Place(entry.file, entry.index),
             )
 
 

@@ -114,6 +114,15 @@ LEFT_OVER = kind(
     consequence="none for training; it takes room, and some tools stumble over it",
     mend="delete it from the delivery",
 )
+OLD_COPY = kind(
+    "old-copy-beside",
+    "warning",
+    "files",
+    title="a folder of the same name with _old lies beside a v2.1 dataset",
+    consequence="lerobot's converter takes it for its own backup: it deletes this dataset without asking and "
+    "converts the old one",
+    mend="move the old folder elsewhere, or convert with `stack convert`, which touches neither",
+)
 INTERRUPTED = kind(
     "interrupted-recording",
     "error",
@@ -193,12 +202,14 @@ def files_there(case: Case) -> Iterator[Fault]:
     for name, why in layout.bad_templates.items():
         yield TEMPLATE.fault(why, where=Place("meta/info.json", feature=name))
     with_files = {camera for camera, _ in layout.video_of}
+    closed = f"; but {', '.join(evidence.closed[:3])} could not be listed" if evidence.closed else ""
     for camera in evidence.cameras:
         if camera not in with_files:
             wanted = next((m.expected for m in layout.misses if m.camera == camera), "")
             yield CAMERA_WITHOUT_FILES.fault(
                 f"{camera} is declared as video, but no file of it is there"
-                + (f" (looked for {wanted})" if wanted else ""),
+                + (f" (looked for {wanted})" if wanted else "")
+                + closed,
                 where=Place("meta/info.json", feature=camera),
             )
     for miss in layout.misses:
@@ -210,9 +221,11 @@ def files_there(case: Case) -> Iterator[Fault]:
                     where=Place(miss.found, miss.episode, feature=miss.template),
                 )
         elif miss.camera is None:
-            yield FILE_MISSING.fault(f"the rows of episode {miss.episode} are not there", where=place)
+            yield FILE_MISSING.fault(f"the rows of episode {miss.episode} are not there{closed}", where=place)
         elif miss.camera in with_files:
-            yield VIDEO_MISSING.fault(f"episode {miss.episode} has no video of {miss.camera}", where=place)
+            yield VIDEO_MISSING.fault(
+                f"episode {miss.episode} has no video of {miss.camera}{closed}", where=place
+            )
 
 
 @check("files that nobody named", FILE_UNLISTED, LEFT_OVER)
@@ -248,6 +261,14 @@ def _why_left_over(name: str, is_v3: bool) -> str:
     if top == "videos":
         return "" if path.suffix == ".mp4" else "not an mp4 file"
     return "recorder scratch pictures" if top == "images" else f"no folder of the format is called {top}"
+
+
+@check("what lies beside the folder", OLD_COPY)
+def beside(case: Case) -> Iterator[Fault]:
+    root = case.evidence.root.resolve()
+    old = root.with_name(f"{root.name}_old")
+    if not case.evidence.is_v3 and old.is_dir():
+        yield OLD_COPY.fault(f"{old.name} lies beside {root.name}", where=Place(f"../{old.name}"))
 
 
 @check("whether the recording is whole", INTERRUPTED)

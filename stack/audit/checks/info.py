@@ -60,7 +60,10 @@ TOTALS = kind(
     consequence="v3.0: total_frames is the dataset's length, too small drops frames silently, too big raises "
     "IndexError; merging takes totals as offsets",
     mend="write the counted numbers into info.json",
-    also={"warning": "for totals that no reader of v3.0 uses: total_videos, total_chunks, total_tasks"},
+    also={
+        "warning": "for totals that no reader of v3.0 uses: total_videos, total_chunks, total_tasks; where "
+        "the first two are absent, lerobot's converter of v2.1 stops with a KeyError"
+    },
 )
 SPLITS = kind(
     "splits-lie",
@@ -69,6 +72,7 @@ SPLITS = kind(
     title="a split in info.json names episodes that are not there, or is no slice",
     consequence="lerobot's loader does not read splits; people and other tools do",
     mend='write the split over the counted episodes, such as `{"train": "0:N"}`',
+    also={"note": "where there is none"},
 )
 FPS_NOT_WHOLE = kind(
     "fps-not-whole",
@@ -84,7 +88,8 @@ FPS_NOT_WHOLE = kind(
 def info_whole(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     if INFO not in evidence.files:
-        yield INFO_MISSING.fault("the folder has no meta/info.json", where=Place(INFO))
+        shut = "; the folder meta cannot be listed" if "meta" in evidence.closed else ""
+        yield INFO_MISSING.fault(f"the folder has no meta/info.json{shut}", where=Place(INFO))
         return
     info = evidence.info
     for problem in evidence.problems:
@@ -141,8 +146,12 @@ def totals(case: Case) -> Iterator[Fault]:
         return
     for key, right in counted_totals(evidence).items():
         if key not in info:
-            if key in ("total_episodes", "total_frames"):
-                yield TOTALS.fault(f"{key} is absent; counted: {right}", where=Place(INFO, feature=key))
+            if key != "total_tasks":
+                yield TOTALS.fault(
+                    f"{key} is absent; counted: {right}",
+                    where=Place(INFO, feature=key),
+                    severity="error" if key in ("total_episodes", "total_frames") else "warning",
+                )
             continue
         if whole(info[key]) != right:
             yield TOTALS.fault(
@@ -171,6 +180,8 @@ def counted_totals(evidence: Evidence) -> dict[str, int]:
 
 def _splits(splits: Any, episodes: int) -> Iterator[Fault]:
     if splits is None:
+        said = "info.json states no splits; lerobot writes one, train, over all episodes"
+        yield SPLITS.fault(said, where=Place(INFO, feature="splits"), severity="note")
         return
     for name, text in splits.items() if isinstance(splits, dict) else [("splits", splits)]:
         match = re.fullmatch(r"(\d+):(\d+)", text) if isinstance(text, str) else None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.audit.declared import channel_name
 from stack.audit.exact import ACTION, STATE, exact_stats, usable_rows
 from stack.audit.kinds import Case, check, kind
 from stack.audit.openpi import BATCH_FRAMES, BINS, chunk_weights, running_quantiles
+from stack.audit.shelter import reading
 from stack.dataset.stats import Stats
 from stack.faults import Fault, Place
 
@@ -52,6 +56,15 @@ COLLAPSE = kind(
     "and q99 fall into one: the range becomes 1e-6 and ordinary values map to thousands",
     mend="exclude the episode with the far value, or write the exact q01 and q99 into norm_stats.json",
     also={"warning": "where the range is off by more than 5 % but has not collapsed"},
+)
+SCHEMA = kind(
+    "openpi-schema",
+    "error",
+    "openpi",
+    title="the types that a row file describes to the `datasets` library are none that openpi's can read",
+    consequence="openpi's lock has datasets 3.6, which stops at the type 'List' of datasets 4 (lerobot issue "
+    "1571) and gives undescribed pictures as bytes, at which the first item fails (openpi issue 662)",
+    mend="write the rows again: `stack convert SRC DST --to v2.1`",
 )
 FEW = kind(
     "openpi-too-few-frames",
@@ -118,6 +131,35 @@ def openpi_files(case: Case) -> Iterator[Fault]:
             f"{evidence.rows.count} frames; a batch of the configuration pi05_libero has {BATCH_FRAMES}",
             where=Place(INFO),
         )
+
+
+@check("openpi: how row files describe their types", SCHEMA, needs=["openpi"])
+def openpi_schema(case: Case) -> Iterator[Fault]:
+    evidence = case.evidence
+    pictures = {name for name, feature in evidence.features.items() if feature.dtype == "image"}
+    found: dict[str, list[str]] = {}
+    for file, _, _ in evidence.rows.files:
+        with reading(evidence.root / file):
+            schema = pq.read_schema(evidence.root / file)
+        described = _described(schema)
+        newer = sorted(name for name, text in described.items() if '"_type": "List"' in text)
+        bare = sorted(
+            name for name in pictures & set(schema.names) if '"Image"' not in described.get(name, "")
+        )
+        for names, said in ((newer, "are of type 'List'"), (bare, "are pictures without a description")):
+            if names:
+                found.setdefault(f"{', '.join(names[:SHOWN])} {said}", []).append(file)
+    for said, files in found.items():
+        yield SCHEMA.fault(said, places=tuple(map(Place, files)), count=len(files))
+
+
+def _described(schema: pa.Schema) -> dict[str, str]:
+    """Each column's entry in the `huggingface` metadata, as JSON; empty where there is none to be read."""
+    try:
+        entries = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        return {name: json.dumps(entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 @check("openpi: what its statistics step does", DECODES, PLACE, TOKENIZER, needs=["openpi"])

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from stack.audit.checks.video import declared_size
 from stack.audit.kinds import Case, check, kind
-from stack.audit.shelter import reading
+from stack.audit.shelter import DECODE_BYTES_A_SECOND, reading
 from stack.faults import Fault, Place
 
 MISSING = kind(
@@ -107,7 +107,7 @@ def _read(file: Path, name: str) -> Iterator[tuple[int, bytes | str]]:
 def cells(file: Path, name: str) -> Iterator[tuple[int, bytes | str]]:
     """(row, encoded picture, or why there is none); nothing where the column is not there or no picture."""
     row = 0
-    with reading(file, bounded=False):
+    with reading(file, bytes_a_second=DECODE_BYTES_A_SECOND):
         parquet = pq.ParquetFile(file)
         kind = parquet.schema_arrow.field(name).type if name in parquet.schema_arrow.names else pa.null()
         if isinstance(kind, pa.ExtensionType):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from stack.audit.advice import safe_slice
@@ -41,6 +42,15 @@ ACTION_WIDE = kind(
     consequence="the action projection fails on the width; widened, parts of it stay randomly initialised",
     mend="slice the action in the dataset manifest",
 )
+NOT_FLAT = kind(
+    "vector-not-flat",
+    "error",
+    "policy",
+    title="state or action is a table in every row, not a vector",
+    consequence="the policy takes the first axis for its width, pads the last one, and stops at the first "
+    "batch; rows that are chunks of actions already would be cut into chunks once more",
+    mend="export one state and one action a frame, each a vector",
+)
 PROMPT = kind(
     "prompt-too-long",
     "error",
@@ -68,6 +78,27 @@ def policy_features(case: Case) -> Iterator[Fault]:
             )
     if not any(feature.is_camera for feature in features.values()):
         yield FEATURE_MISSING.fault("there is no camera", where=Place(INFO, feature="observation.images"))
+
+
+@check("shapes of state and action", NOT_FLAT, needs=["policy"])
+def policy_shapes(case: Case) -> Iterator[Fault]:
+    for name in (STATE, ACTION):
+        feature = case.evidence.features.get(name)
+        column = case.evidence.rows.columns.get(name)
+        nested = sum(_depth(stored) > 1 for stored in column.types) if column else 0
+        shape = list(feature.shape) if feature and feature.shape else []
+        if len(shape) > 1 or nested:
+            stored = f"; stored as {', '.join(map(str, column.types))}" if column else ""
+            yield NOT_FLAT.fault(
+                f"{name} has shape {shape}{stored}", where=Place(INFO, feature=name), data={"shape": shape}
+            )
+
+
+def _depth(stored: pa.DataType) -> int:
+    depth = 0
+    while pa.types.is_list(stored) or pa.types.is_large_list(stored) or pa.types.is_fixed_size_list(stored):
+        depth, stored = depth + 1, stored.value_type
+    return depth
 
 
 @check("widths of state and action", STATE_WIDE, ACTION_WIDE, needs=["policy"])

@@ -76,6 +76,10 @@ def timestamps(case: Case) -> Iterator[Fault]:
     yield from sorted(off_faults, key=lambda fault: -float(fault.data["worst_s"]))
 
 
+UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
+UNIT_OFF_FRAC = 0.2
+
+
 def _pattern(own: NDArray[np.float64], right: NDArray[np.float64], start: int, fps: float) -> str:
     """What kind of mistake it is, where that can be told."""
     difference = own - right
@@ -84,6 +88,9 @@ def _pattern(own: NDArray[np.float64], right: NDArray[np.float64], start: int, f
             return "; they run on over all episodes instead of starting at 0"
         return f"; all are shifted by {difference[0]:.4f} s"
     steps = np.diff(own)
+    for unit, many in UNITS.items() if len(steps) else ():
+        if abs(float(np.median(steps)) / many * fps - 1) < UNIT_OFF_FRAC:
+            return f"; the steps are those of {unit}, where seconds belong"
     if len(steps) and np.ptp(steps) < 2 * TOLERANCE_S and steps[0] > 0:
         return f"; the steps are those of {1 / steps.mean():.2f} frames a second"
     return ""

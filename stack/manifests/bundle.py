@@ -90,8 +90,8 @@ class Package(Strict):
     """One package file of an operating system; unpinned ones cannot be bundled.
 
     Attributes:
-        depends: names of packages that it needs, alternatives as `a|b`; None: nobody has looked. Names that the
-            manifest does not list are part of the bare host's system.
+        depends: names of packages that it needs, alternatives as `a|b`; None: nobody has looked. Names that
+            the manifest does not list are part of the bare host's system.
     """
 
     name: str

@@ -3,7 +3,8 @@
     STACK_TEST_HOSTS=1 STACK_TEST_SET=83 python -m pytest tests/ansible/test_machine_drills.py
 
 Needs root, a Docker engine (scripts/engine.sh), Debian's archive for the first run, and ansible-playbook
-(STACK_ANSIBLE=FOLDER of it, or on PATH). No clock is ever set: a host's Python is told another time.
+(STACK_ANSIBLE=FOLDER of it, or on PATH). STACK_TEST_KEEP=1 takes the hosts as they stand, and leaves them.
+No clock is ever set: a host's Python is told another time.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Three fresh hosts, and a bundle with packages, two images, and the fake installers."""
     environment = {**os.environ, "STACK_TEST_SET": SET}
     script = ["sh", "scripts/test_hosts.sh"]
-    subprocess.run([*script, "fresh", str(FOLDER)], cwd=CHECKOUT, env=environment, check=True)
+    start = "up" if os.environ.get("STACK_TEST_KEEP") == "1" else "fresh"
+    subprocess.run([*script, start, str(FOLDER)], cwd=CHECKOUT, env=environment, check=True)
     for host in (*ADDRESS, "tracking"):
         # A host that reboots comes back.
         subprocess.run(

@@ -265,10 +265,9 @@ def test_the_ports_between_hosts_are_judged_together(site: Site) -> None:
 
 
 def test_a_bare_host_gets_its_engine_from_the_list_and_a_spoilt_package_is_named(site: Site) -> None:
-    gone = (
-        "iptables libip4tc2 libip6tc2 libxtables12 libmnl0 libnfnetlink0 libnetfilter-conntrack3 libnftnl11"
-    )
-    on("tracking", f"dpkg --purge --force-depends {gone} netbase dmsetup libdevmapper1.02.1 >/dev/null 2>&1")
+    # Without force: a bare host lacks these and is whole; other libraries of the list belong to its system.
+    gone = "iptables libip6tc2 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 netbase dmsetup"
+    on("tracking", f"dpkg --purge {gone} >/dev/null 2>&1 || true; ! command -v iptables")
     file = next((site.bundle / "packages/debian-12-x86_64").glob("runc_*.deb"))
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

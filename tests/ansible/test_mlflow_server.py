@@ -1,4 +1,4 @@
-"""Roles mirror, data and mlflow_server: every variable is said in words, and no example's secret is of use."""
+"""Roles mirror, data and mlflow_server: variables are said in words, and no example's secret is of use."""
 
 from __future__ import annotations
 

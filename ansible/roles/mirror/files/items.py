@@ -8,8 +8,8 @@ Plain Python 3.6 and its standard library: it runs on a host before anything is 
 
 LIST is `{"items": [{"path", "from", "size", "sha256"}]}`; `path` below FOLDER, `from` below URL. A file takes
 its name by one rename, when it is right; until then it is `.NAME.SHA256.partial` beside it, and a later call
-goes on from there. RECORD remembers what was hashed, by size, times and inode, as git does, so that a second call
-reads nothing; --every-byte hashes everything again. Prints one JSON object. Exit code 0: all is as it must be
+goes on from there. RECORD remembers what was hashed, by size, times and inode, as git does, so that a second
+call reads nothing; --every-byte hashes everything again. Prints one JSON object. Exit code 0: all is right
 (with --check: could be looked at); 1: it is not, and `wrong` names what; 3: the environment is not able.
 """
 

@@ -39,6 +39,7 @@ def test_bundle_unpacks_to_what_the_manifests_need(site: Any, tmp_path: Path, ve
     assert done.returncode == 0, done.stdout + done.stderr
     there = unpacked(tmp_path / "there")
     tar = there.pop("checkout.tar")
+    assert there.pop("bundle.json") == (tmp_path / "out" / "bundle.json").read_bytes()
     assert there == site.files
     assert made.items == len(site.files) + 1 == made.copied
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
@@ -160,6 +161,7 @@ def test_difference_carries_only_what_changed(site: Any, tmp_path: Path, verify:
     done = verify(tmp_path / "new", "--base", tmp_path / "old", "--unpack", tmp_path / "there")
     assert done.returncode == 0, done.stdout
     there = unpacked(tmp_path / "there")
+    assert there.pop("bundle.json") == (tmp_path / "new" / "bundle.json").read_bytes()
     del there["checkout.tar"]
     assert there == {**site.files, "checkout/data/task_1/c.mp4": b"new" * 700}
     # A damaged base is found as well.
@@ -304,7 +306,7 @@ def test_verifier_runs_on_python_3_6(site: Any, tmp_path: Path, verify: Any) -> 
     done = verify(tmp_path / "out", "--unpack", tmp_path / "there", python=str(OLD_PYTHONS[0]))
     assert done.returncode == 0, done.stderr
     there = unpacked(tmp_path / "there")
-    del there["checkout.tar"]
+    del there["checkout.tar"], there["bundle.json"]
     assert there == site.files
 
 

@@ -5,8 +5,10 @@ It lies in host memory, in buffers that are used again, so that memory stays lev
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +62,16 @@ class Snapshot:
 
 
 class Buffers:
-    """Host memory for copies, and what else stays the same from one checkpoint to the next."""
+    """Host memory for copies, and what else stays the same from one checkpoint to the next.
 
-    def __init__(self) -> None:
+    For an accelerator it is page-locked, where the driver gives that: copies then run at the bus's own speed.
+    """
+
+    def __init__(self, *, is_pinned: bool = False) -> None:
         self._held: dict[str, Any] = {}
         self._stamp: dict[str, Any] | None = None
+        self._is_pinned = is_pinned
+        self._reserving: threading.Thread | None = None
 
     def stamp(self, session: Session) -> dict[str, Any]:
         """What every checkpoint of a session says of itself; reading it takes as long as the copies."""
@@ -73,27 +80,73 @@ class Buffers:
             self._stamp = identity(session.job, proofs)
         return self._stamp
 
-    def copy(self, key: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Copies of `tensors`; names that share storage still share it."""
-        shared: dict[tuple[int, tuple[int, ...]], Any] = {}
-        return {
-            name: shared.setdefault(
-                (tensor.data_ptr(), tuple(tensor.shape)), self._one(f"{key}.{name}", tensor, shared)
-            )
-            for name, tensor in tensors.items()
-        }
+    def reserve(self, session: Session) -> None:
+        """Take all memory that a checkpoint of this session needs, in a thread, beside the steps.
 
-    def _one(self, key: str, tensor: Any, shared: Mapping[Any, Any]) -> Any:
+        Memory that is new costs a page fault for every 4 KiB, several times a copy's own time. To be called
+        after a first step: the optimiser has no state before it.
+        """
+        # Only shapes are read of what goes on changing.
+        groups = [("model", session.trainable.state_dict()), *_raw_groups(session)]
+
+        def touch() -> None:
+            for key, tensors in groups:
+                self._each(key, tensors, lambda held, _tensor: held.zero_())
+
+        self._reserving = threading.Thread(target=touch, name="checkpoint-memory", daemon=True)
+        self._reserving.start()
+
+    def wait(self) -> None:
+        """Until the memory is there."""
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+
+    def copy(self, key: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of `tensors`; names that share storage still share it.
+
+        From an accelerator they are only under way: it has to be waited for.
+        """
+        return self._each(key, tensors, lambda held, tensor: held.copy_(tensor.detach(), non_blocking=True))
+
+    def _each(
+        self, key: str, tensors: Mapping[str, Any], fill: Callable[[Any, Any], object]
+    ) -> dict[str, Any]:
+        shared: dict[tuple[int, tuple[int, ...]], Any] = {}
+        found = {}
+        for name, tensor in tensors.items():
+            place = tensor.data_ptr(), tuple(tensor.shape)
+            if place not in shared:
+                shared[place] = self._buffer(f"{key}.{name}", tensor)
+                fill(shared[place], tensor)
+            found[name] = shared[place]
+        return found
+
+    def _buffer(self, key: str, tensor: Any) -> Any:
         import torch
 
-        place = tensor.data_ptr(), tuple(tensor.shape)
-        if place in shared:
-            return shared[place]
         held = self._held.get(key)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-            held = self._held[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        held.copy_(tensor.detach())
+            # Zero-dimensional ones (AdamW's step counts) lie on the host anyway.
+            is_pinned = self._is_pinned and tensor.dim() > 0
+            try:
+                held = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=is_pinned)
+            except RuntimeError:
+                self._is_pinned = False
+                held = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            self._held[key] = held
         return held
+
+
+def _raw_groups(session: Session) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What a checkpoint copies beside the policy as it is used, under the keys of its buffers."""
+    trainable, average = session.trainable, session.average
+    if average is not None or trainable.adapters is not None:
+        yield "trained", trainable.raw_state()
+    if average is not None:
+        yield "average", average.values
+    for index, state in session.optimizer.state_dict()["state"].items():
+        yield f"optimizer.{index}", _tensors(state)
 
 
 def take(
@@ -106,25 +159,24 @@ def take(
 ) -> Snapshot:
     """Copy everything that a checkpoint of this instant needs."""
     trainable, average = session.trainable, session.average
-    if average is None:
+    buffers.wait()
+    with contextlib.nullcontext() if average is None else average.applied():
         model = buffers.copy("model", trainable.state_dict())
-    else:
-        with average.applied():
-            model = buffers.copy("model", trainable.state_dict())
-    is_partial = average is not None or trainable.adapters is not None
+        session.device.synchronise()
+    copied = {key: buffers.copy(key, tensors) for key, tensors in _raw_groups(session)}
+    session.device.synchronise()
     optimizer = session.optimizer.state_dict()
-    stamp = buffers.stamp(session)
     return Snapshot(
         step=step,
         model=model,
-        trained=buffers.copy("trained", trainable.raw_state()) if is_partial else None,
-        average=buffers.copy("average", average.values) if average is not None else None,
+        trained=copied.get("trained"),
+        average=copied.get("average"),
         adapters=trainable.adapters,
         config=copy.deepcopy(session.policy.config),
         processors=session.processors,
         optimizer={
             "state": {
-                index: _copied(buffers, f"optimizer.{index}", state)
+                index: {**state, **copied[f"optimizer.{index}"]}
                 for index, state in optimizer["state"].items()
             },
             "param_groups": copy.deepcopy(optimizer["param_groups"]),
@@ -134,7 +186,12 @@ def take(
         rng_states=rng_states,
         losses=list(losses),
         score=score,
-        stamp={**stamp, "step": step, "holdout_loss": score, "weights_are": _kind(average, trainable)},
+        stamp={
+            **buffers.stamp(session),
+            "step": step,
+            "holdout_loss": score,
+            "weights_are": _kind(average, trainable),
+        },
     )
 
 
@@ -143,7 +200,5 @@ def _kind(average: Any, trainable: Any) -> str:
     return ("as trained" if average is None else "the moving average") + merged
 
 
-def _copied(buffers: Buffers, key: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = {name: value for name, value in state.items() if hasattr(value, "data_ptr")}
-    rest = {name: value for name, value in state.items() if name not in tensors}
-    return {**buffers.copy(key, tensors), **rest}
+def _tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if hasattr(value, "data_ptr")}

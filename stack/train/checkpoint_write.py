@@ -6,10 +6,11 @@ with the copy.
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Writer:
     """
 
     def __init__(self, job: Job, emit: Callable[..., None]) -> None:
-        self.buffers = Buffers()
+        self.buffers = Buffers(is_pinned=job.run.device.kind != "cpu")
         self._job, self._emit = job, emit
         self._thread: threading.Thread | None = None
         self._lost: tuple[int, NotAble] | None = None
@@ -104,9 +105,18 @@ def _write_folder(folder: Path, job: Job, snapshot: Snapshot) -> None:
             save_file(tensors, folder / STATE / name)
     if snapshot.adapters is not None:
         _write_adapters(folder / ADAPTER, snapshot)
-    write_json(folder / STATE / LOSSES, {"losses": snapshot.losses})
+    _write_losses(folder / STATE / LOSSES, snapshot.losses)
     weights = {"weights_sha256": sha256_file(folder / MODEL / WEIGHTS_FILE)}
     write_json(folder / MODEL / IDENTITY, {**snapshot.stamp, **weights})
+
+
+def _write_losses(file: Path, losses: Sequence[float | None]) -> None:
+    """JSON, piece by piece: the text of all losses at once would raise the memory with every checkpoint."""
+    with file.open("w", encoding="utf-8") as out:
+        out.write('{"losses": [')
+        for number, loss in enumerate(losses):
+            out.write(("" if number == 0 else ",\n") + json.dumps(loss))
+        out.write("]}\n")
 
 
 def _write_adapters(folder: Path, snapshot: Snapshot) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,11 +19,13 @@ from typing import Any
 import stack
 from stack.devices.memory import is_out_of_memory, kernel_kills
 from stack.tracking.liveness import this_process
+from stack.train.hosts import INTERFACE_VARIABLES, Hosts, interface_to
 from stack.train.offline import OFFLINE_ENV
 
 POLL_S = 0.1
 GRACE_S = 20.0
 TAIL_BYTES = 8000
+LAUNCHER = "torch.distributed.run"
 LAUNCHER_ENV = "STACK_LAUNCHER"  # who started a child, so that one that has lost it can be told
 
 
@@ -52,15 +55,22 @@ class Ended:
         return signal_words(-self.returncode)
 
 
-def python_module(module: str, arguments: Sequence[str], ranks: int) -> list[str]:
-    """The command for a module of ours: plain for one process, torch's elastic launcher for several."""
+def python_module(module: str, arguments: Sequence[str], ranks: int, hosts: Hosts | None = None) -> list[str]:
+    """The command for a module of ours: plain for one process, torch's elastic launcher for several.
+
+    Args:
+        ranks: processes on all hosts together.
+    """
     if ranks == 1:
         return [sys.executable, "-m", module, *arguments]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={ranks}"]
+    is_alone = hosts is None or hosts.count == 1
+    where = ["--standalone", "--nnodes=1"] if is_alone or hosts is None else hosts.launcher_options()
+    here = ranks if is_alone or hosts is None else hosts.ranks_here(ranks)
+    launcher = ["-m", LAUNCHER, *where, f"--nproc-per-node={here}"]
     return [sys.executable, *launcher, "-m", module, *arguments]
 
 
-def environment(home: Path, *, is_cpu: bool, ranks: int) -> dict[str, str]:
+def environment(home: Path, *, is_cpu: bool, ranks: int, hosts: Hosts | None = None) -> dict[str, str]:
     """The child's environment: offline, caches in `home`, one thread a process on a cpu."""
     root = str(Path(stack.__file__).parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -75,7 +85,12 @@ def environment(home: Path, *, is_cpu: bool, ranks: int) -> dict[str, str]:
         own["OMP_NUM_THREADS"] = "1"
         own["GLOO_SOCKET_IFNAME"] = "lo"
         own["CUDA_VISIBLE_DEVICES"] = ""
-    if ranks > 1:
+    if hosts is not None and hosts.count > 1:
+        # Torch's launcher hands its ranks the first host's address, and backends need to know the way.
+        net = interface_to(hosts)
+        own.pop("GLOO_SOCKET_IFNAME", None)
+        own |= {name: net for name in INTERFACE_VARIABLES if net and not os.environ.get(name)}
+    elif ranks > 1:
         own["MASTER_ADDR"] = "127.0.0.1"
     return {**os.environ, **own}
 
@@ -87,12 +102,14 @@ def run_child(
     output: Path,
     timeout_s: float | None = None,
     on_poll: Callable[[], None] = lambda: None,
+    should_end: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Run `command` to its end; SIGINT and SIGTERM to this process reach it as SIGTERM.
 
     Args:
         output: gets the child's stdout and stderr.
         on_poll: called ten times a second while the child runs, and once after its end.
+        should_end: asked as often; the child is ended, as if its time were over.
     """
     started, kills = time.monotonic(), kernel_kills()
     signalled: list[int] = []
@@ -111,7 +128,8 @@ def run_child(
         try:
             while child.poll() is None:
                 on_poll()
-                if timeout_s is not None and time.monotonic() - started > timeout_s:
+                is_late = timeout_s is not None and time.monotonic() - started > timeout_s
+                if is_late or should_end():
                     is_timeout = True
                     _end(child)
                 time.sleep(POLL_S)
@@ -153,9 +171,12 @@ def _forward_signals(child: subprocess.Popen[bytes], seen: list[int]) -> Callabl
         return lambda: None
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        # Not the group: a loader worker that ends first makes a crash of what is to be an orderly stop.
+        # Not the group: a loader worker that ends first makes a crash of what is to be an orderly stop. Not
+        # torch's launcher either, which gives its ranks 30 s: a large checkpoint takes longer.
         seen.append(number)
-        child.send_signal(signal.SIGTERM)
+        for pid in _ranks_of(child) or [child.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     before: dict[int, Any] = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
 
@@ -164,6 +185,17 @@ def _forward_signals(child: subprocess.Popen[bytes], seen: list[int]) -> Callabl
             signal.signal(number, handler)
 
     return restore
+
+
+def _ranks_of(child: subprocess.Popen[bytes]) -> list[int]:
+    """The processes that torch's launcher has started; none where `child` is no launcher."""
+    if LAUNCHER not in [*map(str, child.args)]:  # type: ignore[arg-type]
+        return []
+    try:
+        words = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(word) for word in words.split()]
 
 
 def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:

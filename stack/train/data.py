@@ -17,6 +17,7 @@ from typing import Any
 from stack.errors import StackError, WorkFailed
 from stack.manifests.run import Train
 from stack.train import lines
+from stack.train.ahead import AheadLoader
 from stack.train.frames import FrameReader
 from stack.train.policy import ACTION, STATE
 
@@ -240,14 +241,17 @@ class _Schedule:
 def loader(
     dataset: Any, order: Order, collate: Collate, train: Train, *, first_step: int, last_step: int
 ) -> Any:
-    """A `DataLoader` that yields the batches of a range of steps, in order, whatever the worker count."""
+    """An iterable over the batches of a range of steps, in order, whatever the worker count.
+
+    With workers, the next batch is taken over from them while the device works: see `stack.train.ahead`.
+    """
     import torch
 
     # A private generator: the loader draws a seed for its workers, which must not come out of the stream
     # that the policy draws its noise from, or a resumed run would see other noise.
     generator = torch.Generator().manual_seed(order.seed)
     workers = train.workers
-    return torch.utils.data.DataLoader(
+    batches = torch.utils.data.DataLoader(
         Samples(dataset),
         batch_sampler=_Schedule(order, first_step, last_step),
         collate_fn=collate,
@@ -256,6 +260,7 @@ def loader(
         prefetch_factor=PREFETCH if workers else None,
         worker_init_fn=_one_thread if workers else None,
     )
+    return AheadLoader(batches) if workers else batches
 
 
 def _one_thread(_worker: int) -> None:

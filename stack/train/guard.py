@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -83,8 +84,8 @@ class Guard:
         self.factor, self.stall_steps = factor, stall_steps
         self.lag_factor, self.lag_steps = lag_factor, lag_steps
         # Sorted, so that a median over tens of thousands of steps costs a look-up and not a sort.
-        self._sorted = sorted(loss for loss in losses if loss is not None)
-        self._losses = [loss for loss in losses if loss is not None]
+        self._sorted = array("d", sorted(loss for loss in losses if loss is not None))
+        self._losses = array("d", (loss for loss in losses if loss is not None))
         self._lagging: dict[int, int] = {}
 
     def loss(self, step: int, loss: float) -> Trip | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +16,14 @@ from stack.manifests.models import ModelsManifest
 from stack.manifests.run import RunManifest
 from stack.tracking import names
 from stack.train import lines, preflight
-from stack.train.child import Ended, environment, python_module, run_child
-from stack.train.failure import FAILURES, judge
+from stack.train.child import Ended
+from stack.train.failure import FAILURES, Ending, judge
+from stack.train.hosts import check_interface, hosts_from
 from stack.train.job import Job, make_job
+from stack.train.meeting import Meeting, meet
+from stack.train.part import JOB, facts, run_trainer, train_part
 from stack.train.record import Recorder, close_journal, open_journal
 from stack.train.result import RESULT, TrainResult
-
-OUTPUT = "trainer.log"
-JOB = "job.json"
-HOME = ".hf-home"
 
 
 def train(
@@ -52,43 +53,44 @@ def train(
         BadRequest: data, models or manifest are not right; `out` holds a training and `resume` is not set.
         NotAble: lerobot, the device or that many devices are not there; or what `preflight` finds.
     """
-    run = loaded.manifest
+    run, hosts = loaded.manifest, hosts_from(os.environ)
     job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out, is_resume=resume)
     lines.detect_line()
-    _check_devices(run)
+    check_interface(hosts)
+    _check_devices(run, hosts.ranks_here(run.device.count))
+    if not hosts.is_first:
+        return train_part(job, hosts, log)
     _clear(job, resume)
-    preflight.check(job, log)
+    preflight.check(job, log, job.out, hosts)
     record_provenance(job.out)
     job.write(job.out / JOB)
     journal = open_journal(loaded, job, parent)
-    recorder = Recorder(job, journal, log)
-    ranks = run.device.count
+    recorder, meeting = Recorder(job, journal, log), Meeting(hosts, log)
     try:
-        ended = run_child(
-            python_module("stack.train.worker", [str(job.out / JOB)], ranks),
-            env=environment(job.out / HOME, is_cpu=run.device.kind == "cpu", ranks=ranks),
-            output=job.out / OUTPUT,
-            on_poll=recorder.poll,
-        )
+        meeting = meet(hosts, facts(job), log)
+        ended = run_trainer(job, hosts, job.out, meeting, recorder.poll)
         recorder.close()
-        result = _read_result(job, ended)
+        result = _read_result(job, ended, meeting)
+        meeting.tell(result=result.to_json())
     except StackError as error:
+        meeting.tell(error=error)
         journal.event("error", id=error.id, what=error.what, where=error.where)
         journal.tags({names.OUTCOME: "refused", "stack.message": error.what})
         journal.end("FAILED")
         journal.close()
         raise
     finally:
-        shutil.rmtree(job.out / HOME, ignore_errors=True)
+        meeting.close()
     close_journal(journal, result, job.out)
     return result
 
 
-def _check_devices(run: RunManifest) -> None:
+def _check_devices(run: RunManifest, here: int) -> None:
     # Importing torch for a count would cost this process seconds; the child finds out for accelerators.
-    if run.device.kind == "cpu" and run.device.count > (found := device_count("cpu")):
+    if run.device.kind == "cpu" and here > (found := device_count("cpu")):
         raise NotAble(
-            "devices-missing", f"device.count is {run.device.count}, and {found} cores are usable here"
+            "devices-missing",
+            f"device.count is {run.device.count}, {here} of them here, and {found} cores are usable",
         )
 
 
@@ -106,10 +108,16 @@ def _clear(job: Job, resume: bool) -> None:
     shutil.rmtree(job.out / FAILURES, ignore_errors=True)
 
 
-def _read_result(job: Job, ended: Ended) -> TrainResult:
+def _read_result(job: Job, ended: Ended, meeting: Meeting) -> TrainResult:
     """The first rank's own account; where it left none, what can be said about the training's end."""
     if (job.out / RESULT).exists():
         return TrainResult.read(job.out)
-    result = judge(job.out, ended, job.run.device.count)
+    host = f"host 0 ({socket.gethostname()})" if meeting.hosts.count > 1 else ""
+    endings = [Ending.of(job.out, ended, host)]
+    for peer, said in meeting.endings():
+        endings.append(Ending.from_json(said, peer.words, peer.clock_ahead_s))
+    if not any(ending.killed for ending in endings):
+        meeting.refuse_lost()
+    result = judge(endings, job.run.device.count)
     write_json(job.out / RESULT, result.to_json())
     return result

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from stack.train import kept
+from stack.train.ahead import Ahead
 from stack.train.checkpoint_snapshot import take
 from stack.train.checkpoint_write import Writer
 from stack.train.data import Collate, loader, told_of_dead_workers
@@ -31,8 +33,8 @@ class Run:
 
     losses: list[float | None]
     windows: list[tuple[int, float]] = field(default_factory=list)
-    steps_s: list[float] = field(default_factory=list)
-    data_waits_s: list[float] = field(default_factory=list)
+    steps_s: array[float] = field(default_factory=lambda: array("d"))
+    data_waits_s: array[float] = field(default_factory=lambda: array("d"))
     saves_s: list[float] = field(default_factory=list)
     skipped: list[Trip] = field(default_factory=list)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
@@ -65,6 +67,22 @@ def train_loop(session: Session, emit: Emit, should_stop: Callable[[], bool]) ->
 
 
 def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: Callable[[], bool]) -> None:
+    batches = iter(_loader(session))
+    try:
+        _step_by_step(session, run, batches, writer, emit, should_stop)
+    finally:
+        if isinstance(batches, Ahead):
+            batches.close()
+
+
+def _step_by_step(
+    session: Session,
+    run: Run,
+    batches: Iterator[Any],
+    writer: Writer,
+    emit: Emit,
+    should_stop: Callable[[], bool],
+) -> None:
     train, device = session.run.train, session.device
     guard = Guard(
         train.explosion_factor,
@@ -74,7 +92,6 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
         lag_steps=train.lag_steps,
     )
     model = session.ranks.wrap(session.objective, device)
-    batches = iter(_loader(session))
     device.reset_memory_peak()
     for number in range(session.start.step + 1, train.steps + 1):
         started = time.perf_counter()
@@ -101,6 +118,8 @@ def _steps(session: Session, run: Run, writer: Writer, emit: Emit, should_stop: 
         run.data_waits_s.append(step.wait_s)
         if len(run.steps_s) == 1:
             emit("first-step", step=number, cpu_s=time.process_time())
+            if session.ranks.rank == 0:
+                writer.buffers.reserve(session)
         if number % train.log_every == 0 or number == train.steps:
             _report(session, run, number, learning_rate, norm, emit)
         run.is_stopped = step.should_stop and number < train.steps

@@ -15,6 +15,7 @@ from stack.errors import NotAble
 from stack.manifests.run import Device as DeviceManifest
 from stack.tracking.liveness import lives
 from stack.train.child import LAUNCHER_ENV
+from stack.train.hosts import Hosts
 from stack.train.job import WEIGHTS_FILE, Job
 
 MODULES = ("stack.train.worker", "stack.sweep.point")
@@ -41,17 +42,22 @@ class Leftover:
     is_orphan: bool
 
 
-def check(job: Job, log: Callable[[str], None]) -> None:
+def check(
+    job: Job, log: Callable[[str], None], folder: Path | None = None, hosts: Hosts | None = None
+) -> None:
     """Refuse a start that could not go well.
+
+    Args:
+        folder: where this host's trainer works; the run's own where not given.
 
     Raises:
         NotAble: an earlier start still works in this folder; shared memory, disk or ports do not suffice.
     """
-    _check_leftovers(job.out, log)
-    run = job.run
+    _check_leftovers(folder or job.out, log)
+    run, hosts = job.run, hosts or Hosts()
     needs = Needs(
         kind="cpu",  # devices are opened by the child: here, that would cost an import of torch
-        workers=run.train.workers * run.device.count,
+        workers=run.train.workers * hosts.ranks_here(run.device.count),
         disk=job.out,
         disk_bytes=int((job.weights / WEIGHTS_FILE).stat().st_size * CHECKPOINT_OF_WEIGHTS),
     )
@@ -59,6 +65,8 @@ def check(job: Job, log: Callable[[str], None]) -> None:
         if fault.code in CHECKED:
             raise NotAble(fault.code, f"{fault.message}: {fault.consequence}", do=fault.mend)
     check_ports(needed_ports(run.device))
+    if hosts.count > 1 and hosts.is_first:
+        check_ports([hosts.port + 1], do="or give STACK_FIRST_HOST another port")
 
 
 def needed_ports(device: DeviceManifest) -> list[int]:
@@ -69,7 +77,7 @@ def needed_ports(device: DeviceManifest) -> list[int]:
     return list(range(first, first + HCCL_PORTS))
 
 
-def check_ports(ports: list[int]) -> None:
+def check_ports(ports: list[int], do: str = "or set HCCL_IF_BASE_PORT") -> None:
     """Raises NotAble where somebody listens on one of them already."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -80,7 +88,7 @@ def check_ports(ports: list[int]) -> None:
                 raise NotAble(
                     "port-in-use",
                     f"port {port} is in use, and the ranks need it to meet: {error.strerror}",
-                    do=f"end what listens there ('ss -ltnp sport = :{port}'), or set HCCL_IF_BASE_PORT",
+                    do=f"end what listens there ('ss -ltnp sport = :{port}'), {do}",
                 ) from error
 
 

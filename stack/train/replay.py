@@ -16,7 +16,7 @@ from stack.train import lines, offline
 from stack.train.child import environment, last_line, run_child
 from stack.train.failure import record_failure
 from stack.train.job import Job
-from stack.train.launch import HOME, JOB
+from stack.train.part import HOME, JOB
 
 ANSWER = "replay.json"
 LOG = "replay.log"

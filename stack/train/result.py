@@ -92,7 +92,11 @@ class TrainResult:
         Raises:
             BadRequest: there is none, or it is broken.
         """
-        raw = read_json(out / RESULT, what="training's result")
+        return TrainResult.from_json(read_json(out / RESULT, what="training's result"))
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> TrainResult:
+        """A result as `to_json` gave it; what it has besides is of another release, and left out."""
         known = {item.name for item in fields(TrainResult)}
         values = {name: value for name, value in raw.items() if name in known}
         for name in (

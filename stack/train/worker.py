@@ -13,14 +13,14 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stack.devices import Device, open_device
-from stack.errors import Exit, StackError
+from stack.errors import Exit, StackError, WorkFailed
 from stack.files import write_json
 from stack.tracking.liveness import lives
 from stack.train import offline
@@ -28,6 +28,9 @@ from stack.train.child import LAUNCHER_ENV
 from stack.train.failure import record_failure
 from stack.train.job import Job
 from stack.train.result import RESULT, Outcome, TrainResult, fifths
+
+if TYPE_CHECKING:
+    from stack.train.session import Session
 
 WARMUP_STEPS = 2
 
@@ -82,12 +85,9 @@ def main(job_file: Path) -> int:
         result = _train(job, stop, emitter(job.events, rank == 0))
     except Exception as error:
         # First of all: the others fail next, and the earliest account is the one that counts.
-        record_failure(job.out, rank, error)
+        record_failure(job_file.parent, rank, error)
         traceback.print_exc()
         return int(error.exit if isinstance(error, StackError) else Exit.WORK_FAILED)
-    result = replace(result, outside_connections=tuple(offline.attempts(job.outside)))
-    if rank == 0:
-        write_json(job.out / RESULT, result.to_json())
     return int(result.exit)
 
 
@@ -106,11 +106,32 @@ def _train(job: Job, stop: Stop, emit: Callable[..., None]) -> TrainResult:
     ranks = ranks_module.join(device, run.device.count)
     try:
         session = open_session(job, device, ranks, emit)
+        _check_equal_weights(session)
         emit("start", step=session.start.step, device=device.name)
         found = train_loop(session, emit, stop)
-        return _result(job, session, found, device)
+        result = _result(job, session, found, device)
+        result = replace(result, outside_connections=tuple(offline.attempts(job.outside)))
+        if ranks.rank == 0:
+            write_json(job.out / RESULT, result.to_json())
+        # A rank that leaves with an exit code other than 0 makes the elastic launcher end the others: none
+        # may, before the first has its checkpoint and result on disk.
+        ranks.gather(None)
+        return result
     finally:
         ranks.close()
+
+
+def _check_equal_weights(session: Session) -> None:
+    """Raises WorkFailed where ranks have read other weights: replicas would silently train rank 0's."""
+    files = session.ranks.gather(session.proofs.weights.file_sha256)
+    other = next((rank for rank, file in enumerate(files) if file != files[0]), None)
+    if other is not None:
+        raise WorkFailed(
+            "weights-differ-over-ranks",
+            f"rank {other} has read weights {files[other][:12]}, and rank 0 {files[0][:12]}",
+            where=str(session.job.weights),
+            do="bring the same mirror to all hosts, and verify it with 'stack mirror verify'",
+        )
 
 
 def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
@@ -158,7 +179,7 @@ def _result(job: Job, session: Any, found: Any, device: Device) -> TrainResult:
     )
 
 
-def _median(values: list[float]) -> float | None:
+def _median(values: Sequence[float]) -> float | None:
     warm = values[WARMUP_STEPS:] or values
     return statistics.median(warm) if warm else None
 

@@ -18,9 +18,20 @@ ROLES = CHECKOUT / "ansible" / "roles"
 PAGE = CHECKOUT / "docs" / "role-variables.md"
 # In the order in which a site meets them; a role that is not named here comes after these.
 ORDER = (
-    "site_check", "host_record", "host_base", "ascend_driver", "container_runtime", "images", "mirror", "mlflow_server",
-    "data", "hccn", "train_job", "verify", "teardown",
-)  # fmt: skip
+    "site_check",
+    "host_record",
+    "host_base",
+    "ascend_driver",
+    "container_runtime",
+    "images",
+    "mirror",
+    "mlflow_server",
+    "data",
+    "hccn",
+    "train_job",
+    "verify",
+    "teardown",
+)
 HEAD = """# Variables of the roles
 
 Written by `python scripts/role_variables.py` from `ansible/roles/*/meta/argument_specs.yml` and `defaults/main.yml`; a

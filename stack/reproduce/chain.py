@@ -87,7 +87,7 @@ def reproduce(
 
 
 def advance(loaded: Loaded[RunManifest], *, work: Path, until: str, log: Log) -> Advanced:
-    """Run the stages up to `until`, and neither judge nor record: for what other hosts wait for before they train.
+    """Run the stages up to `until`; judge and record nothing. Other hosts wait for this before they train.
 
     `reproduce` finds what was done here, and does it no second time.
 

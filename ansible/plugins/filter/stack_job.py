@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 NPU_SMI = ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")
-# What a container without the vendor's runtime needs: the driver alone. The whole /usr/local/Ascend would hide the
-# image's CANN. hccn.conf tells the cards' own addresses; without it collectives over hosts give wrong numbers.
+# What a container without the vendor's runtime needs: the driver alone. The whole /usr/local/Ascend would hide
+# the image's CANN. hccn.conf tells the cards' own addresses; without it collectives gave wrong numbers.
 NEEDED = {"/usr/local/dcmi": "folder", "/etc/ascend_install.info": "file"}
 WANTED = {"/etc/hccn.conf": "file"}
 CONTROL_NODES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
@@ -64,7 +64,8 @@ def container_mounts(
                 devices.append(node)
             else:
                 problems.append(
-                    f"error[train-device] {node} {'is not there' if found.get(node) is None else 'is no device node'}\n"
+                    f"error[train-device] {node} "
+                    f"{'is not there' if found.get(node) is None else 'is no device node'}\n"
                     "  do: load the driver again, or correct train_job_cards"
                 )
     return {"problems": problems, "volumes": volumes, "devices": devices}
@@ -81,9 +82,9 @@ def manifests_digest(paths: list[str]) -> str:
 def job_variables(job: dict[str, Any]) -> dict[str, str]:
     """Variables of the job's container on one host.
 
-    HCCL's are set only where cards are. Its own list of allowed hosts is off (the network is the site's own), its
-    ports stand where host_base reserves them, and over several hosts the ranks may come minutes apart: the first
-    step compiles. Names and defaults: CANN's reference of environment variables.
+    HCCL's are set only where cards are. Its own list of allowed hosts is off (the network is the site's own),
+    its ports stand where host_base reserves them, and over several hosts the ranks may come minutes apart: the
+    first step compiles. Names and defaults: CANN's reference of environment variables.
     """
     variables: dict[str, Any] = {}
     several = len(job["hosts"]) > 1
@@ -239,7 +240,14 @@ class FilterModule:
         return {
             function.__name__: function
             for function in (
-                container_mounts, manifests_digest, job_variables, job_command, job_key, job_arguments,
-                side_arguments, job_state, job_ends,
+                container_mounts,
+                manifests_digest,
+                job_variables,
+                job_command,
+                job_key,
+                job_arguments,
+                side_arguments,
+                job_state,
+                job_ends,
             )
-        }  # fmt: skip
+        }

@@ -54,7 +54,8 @@ def test_a_row_shows_default_and_meaning(tmp_path: Path, monkeypatch: pytest.Mon
     (role / "meta").mkdir(parents=True)
     (role / "defaults").mkdir()
     (role / "meta/argument_specs.yml").write_text(
-        "argument_specs: {main: {short_description: A role, options: {one_port: {type: int, description: 'a | b'}, "
+        "argument_specs: {main: {short_description: A role, options: "
+        "{one_port: {type: int, description: 'a | b'}, "
         "one_name: {type: str, required: true, description: Its name.}}}}"
     )
     (role / "defaults/main.yml").write_text("one_port: 80\n")

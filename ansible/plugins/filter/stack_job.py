@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 NPU_SMI = ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")
-# What a container without the vendor's runtime needs: the driver alone. The whole /usr/local/Ascend would hide
+# What a container without the vendor's runtime needs: the driver alone; all of /usr/local/Ascend would hide
 # the image's CANN. hccn.conf tells the cards' own addresses; without it collectives gave wrong numbers.
 NEEDED = {"/usr/local/dcmi": "folder", "/etc/ascend_install.info": "file"}
 WANTED = {"/etc/hccn.conf": "file"}
@@ -82,9 +82,9 @@ def manifests_digest(paths: list[str]) -> str:
 def job_variables(job: dict[str, Any]) -> dict[str, str]:
     """Variables of the job's container on one host.
 
-    HCCL's are set only where cards are. Its own list of allowed hosts is off (the network is the site's own),
-    its ports stand where host_base reserves them, and over several hosts the ranks may come minutes apart: the
-    first step compiles. Names and defaults: CANN's reference of environment variables.
+    HCCL's are set only where cards are. Its own list of allowed hosts is off (the network is the site's
+    own), its ports stand where host_base reserves them, and over several hosts the ranks may come minutes
+    apart: the first step compiles. Names and defaults: CANN's reference of environment variables.
     """
     variables: dict[str, Any] = {}
     several = len(job["hosts"]) > 1

@@ -3,8 +3,8 @@
 scale_hosts.py N [N...]      one play for each number of hosts; prints hosts, wall and processor seconds, MB
 
 The hosts are this machine under N names (connection local), in check mode: nothing is changed. So modules run
-here too, and the times are an upper bound of the controller's own; memory is the sum over ansible-playbook and
-its forks, taken four times a second. Needs ansible-playbook on the path.
+here too, and the times are an upper bound of the controller's own; memory is that of ansible-playbook
+and its forks, taken four times a second. Needs ansible-playbook on the path.
 """
 
 from __future__ import annotations

@@ -183,6 +183,15 @@ def test_a_good_end_and_a_running_job() -> None:
     assert not found["good"] and "still running on a" in found["text"]
 
 
+def test_a_verdict_that_is_not_good_is_an_end_and_stays_not_good() -> None:
+    found = job_filters.job_ends({"a": end(1, "01"), "b": end(0, "02")}, ["a", "b"], False)
+    assert not found["good"] and found["done"] and found["code"] == 1
+    again = job_filters.job_ends({"a": {}, "b": {}}, ["a", "b"], True, 1)
+    assert not again["good"] and again["code"] == 1
+    crashed = job_filters.job_ends({"a": end(4, "01"), "b": end(4, "02")}, ["a", "b"], False)
+    assert not crashed["done"]
+
+
 def test_first_host_runs_the_chain_and_the_others_the_training() -> None:
     first = job_filters.job_arguments(job())
     assert first[first.index("sha256:1") + 1 :][:2] == ["stack", "reproduce"]

@@ -198,16 +198,20 @@ def job_state(inspected: dict[str, Any], key: str) -> str:
     return "ended" if container["State"]["ExitCode"] == 0 else "failed"
 
 
-def job_ends(ends: dict[str, dict[str, Any]], reached: list[str], all_done: bool) -> dict[str, Any]:
+def job_ends(
+    ends: dict[str, dict[str, Any]], reached: list[str], all_done: bool, done_code: int = 0
+) -> dict[str, Any]:
     """`{good, code, first, text}` of a job: how its containers ended, the first failure first.
 
     Args:
         ends: by host, the registered result of `docker container inspect` with `Running ExitCode FinishedAt`.
         reached: hosts that still answer.
-        all_done: an earlier call saw the job to its good end, and nothing was started.
+        all_done: an earlier call saw the job to its end, and nothing was started.
+        done_code: the first host's exit code then; 1 is a verdict that is not good, and stays one.
     """
     if all_done:
-        return {"good": True, "code": 0, "first": None, "text": "nothing to do: the job is done"}
+        text = "nothing to do: the job is done" + ("" if done_code == 0 else ", and its verdict is not good")
+        return {"good": done_code == 0, "code": done_code, "first": None, "text": text, "done": False}
     gone = [host for host in ends if host not in reached]
     failed, running = [], []
     for host in ends:
@@ -231,6 +235,8 @@ def job_ends(ends: dict[str, dict[str, Any]], reached: list[str], all_done: bool
         "good": not lines,
         "code": failed[0][2] if failed else 0,
         "first": failed[0][1] if failed else None,
+        # A verdict that is not good is an end, too: the same job would only come to it again.
+        "done": not gone and not running and [code for _, _, code in failed] in ([], [1]),
         "text": "\n".join(lines),
     }
 

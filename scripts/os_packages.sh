@@ -18,7 +18,12 @@ docker run --rm --mount "type=bind,source=$out,target=/out" "$image" sh -euc '
 machine=$(docker run --rm --network none "$image" uname -m)
 echo "# Made by scripts/os_packages.sh: $*, with all that they need on a bare $host."
 printf 'schema: stack/packages/1\nhost: %s\nmachine: %s\nkind: deb\nneeded_by: %s\npackages:\n' "$host" "$machine" "$owner"
+# What a package needs, by name: versions are resolved above, alternatives stay together.
+needs() {
+  { dpkg-deb -f "$1" Pre-Depends; dpkg-deb -f "$1" Depends; } | tr ',' '\n' |
+    sed -E 's/\([^)]*\)//g; s/:any//g; s/[[:space:]]//g; /^$/d; s/.*/"&"/' | sort -u | paste -sd, - | sed 's/,/, /g'
+}
 for file in "$out"/*.deb; do
-  printf '  - name: %s\n    version: "%s"\n    file: "%s"\n    size: %s\n    sha256: %s\n' "$(dpkg-deb -f "$file" Package)" \
-    "$(dpkg-deb -f "$file" Version)" "$(basename "$file")" "$(stat -c %s "$file")" "$(sha256sum "$file" | cut -c1-64)"
+  printf '  - name: %s\n    version: "%s"\n    file: "%s"\n    size: %s\n    sha256: %s\n    depends: [%s]\n' "$(dpkg-deb -f "$file" Package)" \
+    "$(dpkg-deb -f "$file" Version)" "$(basename "$file")" "$(stat -c %s "$file")" "$(sha256sum "$file" | cut -c1-64)" "$(needs "$file")"
 done

@@ -44,7 +44,7 @@ make_image() {
 
 # What a bundle's packages are for hosts like these: the engine and what the roles need, with all that they depend on.
 make_packages() {
-  [ -e "$folder/packages/Packages" ] && return
+  ls "$folder"/packages/*.deb >/dev/null 2>&1 && return
   say "fetching the hosts' packages"
   mkdir -p "$folder/packages"
   docker run --rm -v "$folder/packages:/out" "$image" sh -c "

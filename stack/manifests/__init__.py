@@ -1,10 +1,12 @@
 """Manifests: YAML files that pin inputs and state what to expect."""
 
+from stack.manifests.ascend import AscendManifest
 from stack.manifests.bundle import BundleManifest, PackagesManifest
 from stack.manifests.dataset import DatasetManifest
 from stack.manifests.images import ImagesManifest
 from stack.manifests.load import (
     Loaded,
+    load_ascend_manifest,
     load_bundle_manifest,
     load_dataset_manifest,
     load_images_manifest,
@@ -18,6 +20,7 @@ from stack.manifests.run import RunManifest
 from stack.manifests.wheels import WheelsManifest
 
 __all__ = [
+    "AscendManifest",
     "BundleManifest",
     "DatasetManifest",
     "ImagesManifest",
@@ -26,6 +29,7 @@ __all__ = [
     "PackagesManifest",
     "RunManifest",
     "WheelsManifest",
+    "load_ascend_manifest",
     "load_bundle_manifest",
     "load_dataset_manifest",
     "load_images_manifest",

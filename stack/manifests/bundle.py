@@ -87,13 +87,19 @@ class BundleManifest(Strict):
 
 
 class Package(Strict):
-    """One package file of an operating system; unpinned ones cannot be bundled."""
+    """One package file of an operating system; unpinned ones cannot be bundled.
+
+    Attributes:
+        depends: names of packages that it needs, alternatives as `a|b`; None: nobody has looked. Names that
+            the manifest does not list are part of the bare host's system.
+    """
 
     name: str
     version: str
     file: PlainFile
     size: int | None = Field(default=None, ge=1)
     sha256: Sha256 | None = None
+    depends: tuple[str, ...] | None = None
 
 
 class PackagesManifest(Strict):

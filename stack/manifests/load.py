@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from stack.errors import BadRequest, StackError
 from stack.files import canonical_json, sha256_text
+from stack.manifests.ascend import AscendManifest
 from stack.manifests.base import Strict
 from stack.manifests.bundle import BundleManifest, PackagesManifest
 from stack.manifests.dataset import DatasetManifest
@@ -84,6 +85,10 @@ def load_run_manifest(
 
 def load_wheels_manifest(file: Path) -> Loaded[WheelsManifest]:
     return _load(WheelsManifest, file, (), False)
+
+
+def load_ascend_manifest(file: Path) -> Loaded[AscendManifest]:
+    return _load(AscendManifest, file, (), False)
 
 
 def load_images_manifest(file: Path) -> Loaded[ImagesManifest]:

@@ -60,6 +60,7 @@ class CallbackModule(CallbackBase):
                 "hosts": hosts,
                 "changes": self._changes,
                 "failures": self._failures,
+                "custom": stats.custom,
             }
             partial = f"{target}.partial"
             with open(partial, "w", encoding="utf-8") as file:

@@ -5,6 +5,7 @@ Everything is judged before anything is changed, and all problems are told at on
 
 from __future__ import annotations
 
+import fnmatch
 from typing import Any
 
 Problem = dict[str, str]
@@ -79,43 +80,94 @@ def host_problems(host: str, facts: dict[str, Any]) -> list[Problem]:
     return found
 
 
-def card_problems(host: str, ascend: dict[str, Any], wanted: dict[str, Any]) -> list[Problem]:
-    """Driver, firmware and cards of one trainer."""
+def version_problems(host: str, ascend: dict[str, Any], wanted: dict[str, Any]) -> list[Problem]:
+    """The inventory's pins, and what the image's CANN runs on."""
     found: list[Problem] = []
+    for part in ("driver", "firmware"):
+        want, got = wanted.get(part), ascend[part]
+        if want and got != want:
+            found.append(
+                problem(
+                    f"site-{part}-version",
+                    host,
+                    f"the {part} is {got or 'not installed'}; the inventory wants {want}",
+                    f"install it (-e ascend_driver_install=true), or correct site_check_{part}",
+                )
+            )
+    fits = wanted.get("driver_fits") or []
+    if ascend["driver"] and fits and not driver_fits(ascend["driver"], fits):
+        found.append(
+            problem(
+                "site-driver-unfit",
+                host,
+                f"the driver is {ascend['driver']}; the image's CANN runs on {', '.join(fits)}",
+                "install one of these (-e ascend_driver_install=true), or use an image with another CANN",
+            )
+        )
+    return found
+
+
+def driver_fits(version: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(version.lower(), pattern.lower()) for pattern in patterns)
+
+
+def pin_problems(host: str, wanted: dict[str, Any]) -> list[Problem]:
+    """The inventory's own pin against the matrix: it is wrong on every host alike."""
+    fits, want = wanted.get("driver_fits") or [], wanted.get("driver")
+    if not want or not fits or driver_fits(want, fits):
+        return []
+    return [
+        problem(
+            "site-driver-pin",
+            host,
+            f"the inventory wants driver {want}; the image's CANN runs on {', '.join(fits)}",
+            "correct site_check_driver, or add the version to manifests/ascend.yaml if the vendor lists it",
+        )
+    ]
+
+
+def card_problems(host: str, ascend: dict[str, Any], wanted: dict[str, Any]) -> list[Problem]:
+    """Driver, firmware and cards of one trainer.
+
+    With `driver_later` whatever a new driver puts right is no problem; sick and busy cards still are.
+    """
+    found = pin_problems(host, wanted)
+    later = bool(wanted.get("driver_later"))
 
     def say(id: str, what: str, do: str) -> None:
         found.append(problem(id, host, what, do))
 
     if ascend["npu_smi"] is None:
-        say("site-no-driver", "npu-smi is not there: no driver is installed", "install driver and firmware")
-        return found
-    if ascend["npu_smi_code"] != 0:
-        say(
-            "site-driver-silent",
-            f"{ascend['npu_smi']} ends with exit code {ascend['npu_smi_code']}",
-            "187 means that a container holds the cards or the driver is not loaded; see dmesg",
-        )
-        return found
-    for part in ("driver", "firmware"):
-        want, got = wanted.get(part), ascend[part]
-        if want and got != want:
+        if not later:
             say(
-                f"site-{part}-version",
-                f"the {part} is {got or 'not installed'}; the inventory wants {want}",
-                f"install it, or correct site_check_{part}",
+                "site-no-driver",
+                "npu-smi is not there: no driver is installed",
+                "install driver and firmware (-e ascend_driver_install=true)",
             )
-    if len(ascend["cards"]) != wanted["cards"]:
+        return found + busy_problems(host, ascend)
+    if not later:
+        found += version_problems(host, ascend, wanted)
+    if ascend["npu_smi_code"] != 0:
+        if not later:
+            say(
+                "site-driver-silent",
+                f"{ascend['npu_smi']} ends with exit code {ascend['npu_smi_code']}",
+                "187 means that a container holds the cards or the driver is not loaded; see dmesg",
+            )
+        return found + busy_problems(host, ascend)
+    if len(ascend["cards"]) != wanted["cards"] and not later:
         say(
             "site-cards",
             f"npu-smi lists {len(ascend['cards'])} cards; the inventory wants {wanted['cards']}",
             "look for a dropped card (lspci -d 19e5:), or correct site_check_cards",
         )
-    if len(ascend["devices"]) != len(ascend["cards"]):
+    if len(ascend["devices"]) != len(ascend["cards"]) and not later:
         say(
             "site-device-nodes",
             f"{len(ascend['cards'])} cards and {len(ascend['devices'])} device nodes /dev/davinci*",
             "load the driver again or reboot the host",
         )
+    found += busy_problems(host, ascend)
     for card in ascend["cards"]:
         name = f"card {card['id']}"
         if card["health"] not in ("OK", None):
@@ -124,17 +176,11 @@ def card_problems(host: str, ascend: dict[str, Any], wanted: dict[str, Any]) -> 
                 f"{name} says {card['health']}",
                 f"npu-smi info -t health -i {card['id']} -c 0",
             )
-        if card["compatibility"] in ("NOK",):
+        if card["compatibility"] in ("NOK",) and not later:
             say(
                 "site-firmware-fit",
                 f"{name}: firmware {card['firmware']} does not fit driver {card['driver']}",
-                "upgrade in the order driver, firmware",
-            )
-        if card["processes"]:
-            say(
-                "site-card-busy",
-                f"{name} is held by process {', '.join(map(str, card['processes']))}",
-                "let that job end, or stop it; a driver is never changed under it",
+                "install the firmware that was released with this driver (firmware first, then driver)",
             )
         used = card["hbm_used_percent"]
         if (
@@ -142,6 +188,7 @@ def card_problems(host: str, ascend: dict[str, Any], wanted: dict[str, Any]) -> 
             and str(used).isdigit()
             and int(used) > wanted["hbm_idle_percent"]
             and not card["processes"]
+            and not later
         ):
             say(
                 "site-card-memory",
@@ -150,6 +197,24 @@ def card_problems(host: str, ascend: dict[str, Any], wanted: dict[str, Any]) -> 
                 "a container may hold it: docker ps, then npu-smi info -t proc-mem",
             )
     return found
+
+
+def busy_problems(host: str, ascend: dict[str, Any]) -> list[Problem]:
+    """Cards that somebody uses: the driver's word, and open device nodes, which hold a card just as well."""
+    holders = {f"card {card['id']}": list(card["processes"]) for card in ascend["cards"]}
+    for node, pids in ascend.get("holders", {}).items():
+        name = f"card {node.rpartition('davinci')[2]}"
+        holders[name] = sorted({*holders.get(name, []), *pids})
+    return [
+        problem(
+            "site-card-busy",
+            host,
+            f"{name} is held by process {', '.join(map(str, pids))}",
+            "let that job end, or stop it (ps -fp PID); a driver is never changed under it",
+        )
+        for name, pids in sorted(holders.items())
+        if pids
+    ]
 
 
 def site_problems(hosts: dict[str, dict[str, Any]]) -> list[Problem]:
@@ -161,9 +226,9 @@ def site_problems(hosts: dict[str, dict[str, Any]]) -> list[Problem]:
     return [found for host, facts in sorted(hosts.items()) for found in host_problems(host, facts)]
 
 
-def problems_text(problems: list[Problem]) -> str:
+def problems_text(problems: list[Problem], state: str = "nothing was changed") -> str:
     """For people, one paragraph a problem."""
-    lines = [f"{len(problems)} problems; nothing was changed."]
+    lines = [f"{len(problems)} problem{'s' if len(problems) > 1 else ''}; {state}."]
     for entry in problems:
         lines.append(f"error[{entry['id']}] {entry['where']}: {entry['what']}\n  do: {entry['do']}")
     return "\n".join(lines)
@@ -171,4 +236,8 @@ def problems_text(problems: list[Problem]) -> str:
 
 class FilterModule:
     def filters(self) -> dict[str, Any]:
-        return {"site_problems": site_problems, "problems_text": problems_text}
+        return {
+            "site_problems": site_problems,
+            "problems_text": problems_text,
+            "card_problems": lambda ascend, host, wanted: card_problems(host, ascend, wanted),
+        }

@@ -23,21 +23,22 @@ done
 
 [ -e /etc/ssh/ssh_host_ed25519_key ] || ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
 
+# Services of systemd know nothing of the container's environment; the fake tools read it here.
+printf 'TEST_CARDS=%s\nTEST_SUBNET=%s\n' "${TEST_CARDS:-0}" "$TEST_SUBNET" >/opt/test-host/host.env
 if [ "${TEST_CARDS:-0}" -gt 0 ]; then
-  # Nodes with the null device's numbers: they open, and do nothing.
-  card=0
-  while [ "$card" -lt "$TEST_CARDS" ]; do
-    [ -e "/dev/davinci$card" ] || mknod "/dev/davinci$card" c 1 3
-    card=$((card + 1))
-  done
-  for node in davinci_manager devmm_svm hisi_hdc; do [ -e "/dev/$node" ] || mknod "/dev/$node" c 1 3; done
   if [ ! -e /opt/test-host/driver-made ]; then
-    install -D -m 755 /opt/test-host/fake-npu-smi /usr/local/bin/npu-smi
-    mkdir -p /usr/local/Ascend/driver/lib64/common /usr/local/Ascend/driver/lib64/driver /usr/local/Ascend/firmware /usr/local/dcmi
-    printf 'Version=25.5.0\nascendhal_version=7.35.23\nInnerversion=V100R001C23SPC001B220\n' >/usr/local/Ascend/driver/version.info
+    sh /opt/test-host/driver-tree.sh 25.5.0
+    mkdir -p /usr/local/Ascend/firmware
     printf 'Version=7.8.0.1.220\n' >/usr/local/Ascend/firmware/version.info
     printf 'UserName=HwHiAiUser\nUserGroup=HwHiAiUser\nDriver_Install_Type=full\nDriver_Install_Path_Param=/usr/local/Ascend\nFirmware_Install_Path_Param=/usr/local/Ascend\nDriver_Install_Status=complete\n' >/etc/ascend_install.info
+    host=$(hostname -I | tr ' ' '\n' | sed -n 's/^172\.[0-9]*\.[0-9]*\.//p' | head -n 1)
+    card=0
+    while [ "$card" -lt "$TEST_CARDS" ]; do
+      printf 'address_%s=10.20.%s.%s\nnetmask_%s=255.255.0.0\n' "$card" "$host" "$((card + 1))" "$card"
+      card=$((card + 1))
+    done >/etc/hccn.conf
     touch /opt/test-host/driver-made
   fi
+  sh /opt/test-host/load-driver.sh
 fi
 exec /lib/systemd/systemd

@@ -91,6 +91,41 @@ def listening_ports():
     return sorted(found)
 
 
+def card_holders():
+    """Processes that have a card's device node open, in containers too: `{node: [pid, ...]}`.
+
+    The driver's own view (`-t proc-mem`) lists only those that have memory on a card.
+    """
+    found = {}
+    for link in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        if target.startswith(ROOT + "/dev/davinci") and target[len(ROOT + "/dev/davinci") :].isdigit():
+            pid = int(link.split("/")[2])
+            if pid not in found.setdefault(target[len(ROOT) :], []):
+                found[target[len(ROOT) :]].append(pid)
+    return {node: sorted(pids) for node, pids in sorted(found.items())}
+
+
+def boot():
+    """Changes with every boot; a container that stands for a host keeps its boot id, and gets a new init."""
+    started = (read("/proc/1/stat") or "").rpartition(")")[2].split()
+    return "{}/{}".format((read("/proc/sys/kernel/random/boot_id") or "").strip(), (started + [""] * 20)[19])
+
+
+def kernels():
+    """The running kernel, those that could boot next, and what the driver's installer builds modules with."""
+    running = platform.release()
+    return {
+        "running": running,
+        "installed": sorted(os.path.basename(path)[8:] for path in glob.glob(ROOT + "/boot/vmlinuz-*")),
+        "headers": os.path.isdir(ROOT + "/lib/modules/" + running + "/build"),
+        "tools": [name for name in ("dkms", "gcc", "make") if shutil.which(name)],
+    }
+
+
 def npu_smi():
     """npu-smi lies in bin or in sbin, and sbin is not on everybody's PATH."""
     for place in ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi", "/usr/sbin/npu-smi"):
@@ -153,6 +188,7 @@ def ascend():
         "npu_smi_code": code,
         "cards": found,
         "devices": sorted(path[len(ROOT) :] for path in devices),
+        "holders": card_holders(),
         "user": install.get("UserName"),
     }
 
@@ -166,6 +202,8 @@ def main():
                 "name": socket.gethostname(),
                 "machine": platform.machine(),
                 "kernel": platform.release(),
+                "kernels": kernels(),
+                "boot": boot(),
                 "os": release.get("ID"),
                 "os_version": release.get("VERSION_ID"),
                 "python": platform.python_version(),

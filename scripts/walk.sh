@@ -49,7 +49,10 @@ JSON
 step hosts sh scripts/test_hosts.sh fresh "$folder"
 step image sh scripts/test_image.sh "$folder"
 mkdir -p "$folder/bundle/packages"
-ln -sfn ../../packages "$folder/bundle/packages/debian-12-x86_64"
+if [ ! -e "$folder/bundle/packages/debian-12-x86_64" ]; then
+  step packages sh scripts/os_packages.sh stack-test-base:bookworm debian-12 walk "$folder/engine" docker.io
+  mv "$folder/engine" "$folder/bundle/packages/debian-12-x86_64"
+fi
 variables
 for host in trainer1 tracking; do state "$host" >"$folder/$host.before"; done
 

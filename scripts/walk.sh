@@ -32,7 +32,8 @@ changed() { # changed NAME HOST: how many tasks changed something there
 inside() { host=$1; shift; docker exec "$host-$set_number" "$@"; }
 state() { # what a host is: files, users, groups, units, packages
   inside "$1" sh -c 'find / -xdev \( -path /proc -o -path /sys -o -path /run -o -path /tmp -o -path /dev -o -path /var/log \
-    -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /root/.ansible -o -path /var/lib/apt \) -prune -o -print | sort
+    -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /root/.ansible -o -path /var/lib/apt \) -prune -o -print |
+    grep -v -E "^/etc/(passwd|shadow|group|gshadow|subuid|subgid)-$" | sort # the backups that useradd leaves
     getent passwd | cut -d: -f1 | sort; getent group | sort; systemctl list-unit-files --no-legend | sort; dpkg -l | awk "/^ii/ { print \$2 }"'
 }
 variables() {

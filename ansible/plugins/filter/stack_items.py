@@ -29,7 +29,8 @@ def items_wanted(content: dict[str, Any], patterns: list[str], strip: str = "") 
         for item in fitting:
             if not item["path"].startswith(strip):
                 raise ValueError(
-                    f"error[mirror-strip] '{item['path']}' does not begin with '{strip}'\n  do: correct `strip`"
+                    f"error[mirror-strip] '{item['path']}' does not begin with '{strip}'\n"
+                    "  do: correct `strip`"
                 )
             found[item["path"]] = {
                 "path": item["path"][len(strip) :],

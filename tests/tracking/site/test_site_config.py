@@ -194,7 +194,7 @@ def test_the_roles_templates_render_to_what_the_stack_reads(tmp_path: Path, tool
     }
     assert sorted(rendered) == [
         "nginx-tracking.conf", "site.yaml", "stack-tracking-backup.service", "stack-tracking-backup.timer",
-        "stack-tracking.service",
+        "stack-tracking-check.service", "stack-tracking-check.timer", "stack-tracking.service",
     ]  # fmt: skip
     text = rendered["site.yaml"].replace("/etc/stack-tracking/pgpass", str(tmp_path / "pgpass"))
     tools.write_secret(tmp_path / "pgpass", "*:*:*:stack:x\n")
@@ -202,6 +202,6 @@ def test_the_roles_templates_render_to_what_the_stack_reads(tmp_path: Path, tool
     site = load_site(tmp_path / "site.yaml")
     assert site.allowed_origins == ("https://tracking.example",)
     assert str(site.admin_password_file) == "/etc/stack-tracking/admin-password"
-    for name in ("stack-tracking.service", "stack-tracking-backup.service"):
+    for name in ("stack-tracking.service", "stack-tracking-backup.service", "stack-tracking-check.service"):
         assert "password" not in rendered[name].lower()
         assert "User=stack-tracking" in rendered[name]

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """A folder's files against a list of what they must be: say what is due, fetch it, prove it.
 
-    items.py make FOLDER --list FILE --record FILE                 write the list of a folder that is right
-    items.py hold LIST --to FOLDER --record FILE [--from URL]      what is missing or wrong is fetched, or named
+    items.py make FOLDER --list FILE --record FILE              write the list of a folder that is right
+    items.py hold LIST --to FOLDER --record FILE [--from URL]   what is missing or wrong is fetched, or named
 
 Plain Python 3.6 and its standard library: it runs on a host before anything is installed there.
 
-LIST is `{"items": [{"path", "from", "size", "sha256"}]}`; `path` below FOLDER, `from` below URL. A file takes its
-name by one rename, when it is right; until then it is `.NAME.SHA256.partial` beside it, and a later call goes on
-from there. RECORD remembers what was hashed, by size, times and inode, as git does, so that a second call
-reads nothing; --every-byte hashes everything again. Prints one JSON object. Exit code 0: all is as it must be
+LIST is `{"items": [{"path", "from", "size", "sha256"}]}`; `path` below FOLDER, `from` below URL. A file takes
+its name by one rename, when it is right; until then it is `.NAME.SHA256.partial` beside it, and a later call
+goes on from there. RECORD remembers what was hashed, by size, times and inode, as git does, so that a second
+call reads nothing; --every-byte hashes everything again. Prints one JSON object. Exit code 0: all is right
 (with --check: could be looked at); 1: it is not, and `wrong` names what; 3: the environment is not able.
 """
 
@@ -110,7 +110,7 @@ class Folder:
         with self.guard:
             self.hashed_bytes += now[0]
             if look(place) == now:
-                self.known[path] = now + [found]
+                self.known[path] = [*now, found]
         return found
 
     def is_right(self, item):
@@ -124,7 +124,7 @@ class Folder:
         place = self.place(item["path"])
         os.replace(self.partial(item), place)
         with self.guard:
-            self.known[item["path"]] = look(place) + [item["sha256"]]
+            self.known[item["path"]] = [*look(place), item["sha256"]]
 
     def files(self):
         found = []
@@ -178,7 +178,7 @@ class Source:
 
     def open(self, item, start):
         url = self.url + "/" + quote(item["from"])
-        asked = urllib.request.Request(url, headers={"Range": "bytes={}-".format(start)} if start else {})
+        asked = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
         return OPENER.open(asked, timeout=SILENCE_S)
 
     def fetch(self, folder, item):
@@ -202,10 +202,10 @@ class Source:
                 return self._stream(partial, item)
             except urllib.error.HTTPError as error:
                 if error.code == 404:
-                    raise Wrong("the server does not have it ({})".format(item["from"]))
+                    raise Wrong("the server does not have it ({})".format(item["from"])) from error
                 if error.code in (401, 403):
-                    raise Unable("server: {} {} for {}".format(error.code, error.reason, item["from"]))
-                reason = "{} {}".format(error.code, error.reason)
+                    raise Unable(f"server: {error.code} {error.reason} for " + item["from"]) from error
+                reason = f"{error.code} {error.reason}"
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                     # A file that fills the disk is no help to anybody.
@@ -213,11 +213,11 @@ class Source:
                     if size:
                         os.remove(partial)
                     text = "disk: {} while {} of {:,} bytes was written ({:,} had come; they were removed)"
-                    raise Unable(text.format(error.strerror, item["path"], item["size"], size))
+                    raise Unable(text.format(error.strerror, item["path"], item["size"], size)) from error
                 reason = str(error)
             if attempt + 1 < TRIES:
                 time.sleep(WAIT_S * (attempt + 1))
-        raise Unable("server: {} after {} tries: {}".format(self.url, TRIES, reason))
+        raise Unable(f"server: {self.url} after {TRIES} tries: {reason}")
 
     def _stream(self, partial, item):
         start = os.path.getsize(partial) if os.path.exists(partial) else 0
@@ -268,7 +268,7 @@ def hold(options):
     digest = digest_of(items)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         right = list(pool.map(folder.is_right, items))
-    due = [item for item, is_right in zip(items, right) if not is_right]
+    due = [item for item, is_right in zip(items, right) if not is_right]  # noqa: B905 (3.6)
     answer = {
         "due": [item["path"] for item in due],
         "due_bytes": sum(item["size"] for item in due),
@@ -359,7 +359,7 @@ def make(options):
             "size": os.path.getsize(folder.place(path)),
             "sha256": sha256,
         }
-        for path, sha256 in zip(paths, hashes)
+        for path, sha256 in zip(paths, hashes)  # noqa: B905 (3.6)
     ]
     content = {"items": items, "digest": digest_of(items)}
     is_new = read_json(options.list, None) != content
@@ -394,7 +394,7 @@ def main():
         print(json.dumps({"unable": str(error), "wrong": []}))
         return 3
     except OSError as error:
-        print(json.dumps({"unable": "disk: {}".format(error), "wrong": []}))
+        print(json.dumps({"unable": f"disk: {error}", "wrong": []}))
         return 3
     print(json.dumps(answer, sort_keys=True))
     return 1 if answer["wrong"] else 0

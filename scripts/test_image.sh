@@ -12,12 +12,12 @@ content=$(cat tests/ansible/image/Dockerfile scripts/test_image.sh | sha256sum |
 if [ "$(docker image inspect -f '{{ index .Config.Labels "content" }}' "$tag" 2>/dev/null)" != "$content" ]; then
   context=$(mktemp -d "$folder/context-train.XXXXXX")
   cp tests/ansible/image/Dockerfile "$context"
-  git archive HEAD stack | tar -x -C "$context"
+  git archive HEAD stack manifests | tar -x -C "$context"
   mkdir "$context/bin"
   printf '#!/usr/bin/python3\nfrom stack.cli import main\n\nif __name__ == "__main__":\n    main()\n' >"$context/bin/stack"
   printf '#!/bin/sh\nexec /usr/bin/python3 "$@"\n' >"$context/bin/python"
   DOCKER_BUILDKIT=0 docker build -q --label content="$content" --build-arg BASE_IMAGE="$base" --build-arg REVISION="$revision" \
-    --build-arg LOCK="$(sha256sum manifests/locks/production.txt | cut -c1-64)" \
+    --build-arg LOCK="$(sha256sum manifests/locks/production.txt | cut -c1-16)" \
     --build-arg MIRROR="$(awk '/^URIs:/ { print $2; exit }' /etc/apt/sources.list.d/*.sources)" -t "$tag" "$context" >/dev/null
   rm -rf "$context"
 fi

@@ -11,7 +11,7 @@ WHEELS ?= $(WORK)/wheels/$(FOR)
 export VENV ?= .venv
 -include revision.mk # written by bundle-install.sh where a bundle was unpacked
 
-.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify provision
+.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify provision stop teardown test-hosts
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -20,8 +20,13 @@ help: ## what can be done here
 setup: ## install the pinned packages into .venv (LINE=production|current, PYTHON=/path/to/python)
 	@sh scripts/setup.sh
 
-reproduce: setup ## run RUN from data to verdict, then print the verdict (ARGS="--force-stage train")
+ifdef INVENTORY
+reproduce:
+	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/reproduce.yml -e train_job_manifest=runs/$(notdir $(RUN)) -e train_job_manifests=$(abspath $(dir $(RUN))/..) $(ARGS)
+else
+reproduce: setup ## run RUN from data to verdict, then print the verdict (INVENTORY=FILE: over its trainers; ARGS="--force-stage train")
 	@$(VENV)/bin/stack reproduce $(RUN) --work $(WORK) $(ARGS)
+endif
 
 ui: setup ## open the tracking server on loopback over the same store (PORT=5000)
 	@$(VENV)/bin/stack track server --work $(WORK) --port $(PORT)
@@ -58,3 +63,12 @@ bundle-verify: ## verify every byte of BUNDLE with its own verifier; needs no se
 
 provision: ## bring the hosts of INVENTORY to a running engine with the bundle's images (ARGS="--check --diff")
 	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/provision.yml $(ARGS)
+
+stop: ## stop the training of INVENTORY's trainers with a checkpoint; `make reproduce` goes on from it
+	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/stop.yml $(ARGS)
+
+teardown: ## undo what provisioning made on the hosts of INVENTORY; data stays (ARGS="-e teardown_data=true")
+	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/teardown.yml $(ARGS)
+
+test-hosts: setup ## walk from bare hosts to a verdict and back, on containers that stand for hosts (root, Debian)
+	@sh scripts/walk.sh $(ARGS)

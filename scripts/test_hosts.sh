@@ -53,6 +53,12 @@ make_packages() {
     rm -rf /out/partial /out/lock"
 }
 
+# The folder of installed packages behind .venv, if it is for the hosts' Python.
+environment() {
+  [ -x .venv/bin/python3.11 ] || return 0
+  .venv/bin/python -c 'import click; print(__import__("os").path.dirname(click.__path__[0]))'
+}
+
 up() {
   sh scripts/engine.sh start
   make_base
@@ -60,6 +66,9 @@ up() {
   make_packages
   docker network inspect "$network" >/dev/null 2>&1 ||
     docker network create --internal --subnet "$subnet" --gateway "$gateway" "$network" >/dev/null
+  # The packages of the training image are too large for a copy on each host; they are mounted where they are.
+  shared=
+  [ -z "$(environment)" ] || shared="-v $(environment):/opt/test-host/env:ro"
   for entry in $hosts; do
     IFS=: read -r name address cards <<EOF
 $entry
@@ -69,7 +78,7 @@ EOF
     docker run -d --name "$name-$set" --hostname "$name" --label stack-test-host --network "$network" --ip "$address" \
       --cgroupns private --cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt seccomp=unconfined \
       --device-cgroup-rule 'a *:* rwm' --tmpfs /run --tmpfs /run/lock --tmpfs /tmp:exec \
-      -v "stack-test-$set-$name:/var/lib/docker" -e container=docker -e TEST_CARDS="$cards" \
+      -v "stack-test-$set-$name:/var/lib/docker" $shared -e container=docker -e TEST_CARDS="$cards" \
       -e TEST_GATEWAY="$gateway" -e TEST_SUBNET="$subnet" "$image" >/dev/null
   done
   write_inventory

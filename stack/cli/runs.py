@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from stack.cli.options import FILE, FOLDER, log, manifest_options, show_json
-from stack.errors import WorkFailed
+from stack.errors import Exit, WorkFailed
 
 
 def _open_run(manifest: Path, work: Path, overrides: tuple[str, ...], allow_outside: bool) -> tuple[Any, Any]:
@@ -133,6 +133,7 @@ def train(
 @click.argument("manifest", type=FILE)
 @click.option("--work", type=FOLDER, default=Path("work"), show_default=True, help="Working folder.")
 @click.option("--force-stage", metavar="NAME", help="Run this stage even where an earlier one forbids it.")
+@click.option("--until", metavar="NAME", help="Stop after this stage; nothing is judged or recorded.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and do nothing.")
 @click.option("--track/--no-track", default=True, show_default=True, help="Ship the record to MLflow.")
 @click.option("--json", "json_to", metavar="FILE", help="Write the verdict as JSON; '-' for stdout.")
@@ -141,6 +142,7 @@ def reproduce(
     manifest: Path,
     work: Path,
     force_stage: str | None,
+    until: str | None,
     dry_run: bool,
     track: bool,
     json_to: str | None,
@@ -152,7 +154,7 @@ def reproduce(
     Example: stack reproduce manifests/runs/demo-cpu.yaml
     """
     from stack.manifests import load_run_manifest
-    from stack.reproduce import describe
+    from stack.reproduce import advance, describe
     from stack.reproduce import reproduce as run_reproduce
     from stack.reproduce.report import render_text
 
@@ -161,6 +163,12 @@ def reproduce(
         click.echo(describe(context))
         return
     loaded = load_run_manifest(manifest, overrides=overrides, allow_outside=allow_outside)
+    if until is not None:
+        if force_stage is not None or json_to is not None:
+            raise click.UsageError("--until judges nothing: leave --force-stage and --json out")
+        advanced = advance(loaded, work=work, until=until, log=log)
+        click.echo(f"stopped after {until}" if advanced.did else f"nothing to do up to {until}")
+        raise click.exceptions.Exit(Exit.OK if advanced.good else Exit.NOT_GOOD)
     done = run_reproduce(loaded, work=work, force_stage=force_stage, track=track, log=log)
     show_json(done.verdict.to_json(), json_to)
     if json_to != "-":

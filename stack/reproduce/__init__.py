@@ -1,6 +1,6 @@
 """The stage runner, the verdict, the report."""
 
-from stack.reproduce.chain import Reproduced, reproduce
+from stack.reproduce.chain import Advanced, Reproduced, advance, reproduce
 from stack.reproduce.plan import describe
 
-__all__ = ["Reproduced", "describe", "reproduce"]
+__all__ = ["Advanced", "Reproduced", "advance", "describe", "reproduce"]

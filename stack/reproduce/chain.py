@@ -35,6 +35,14 @@ class Reproduced:
     store: Path | None
 
 
+@dataclass(frozen=True)
+class Advanced:
+    """What `advance` did: whether any stage was run, and whether all of them are good."""
+
+    did: bool
+    good: bool
+
+
 def reproduce(
     loaded: Loaded[RunManifest],
     *,
@@ -55,11 +63,8 @@ def reproduce(
         StackError: the request or the environment is wrong, or a stage could not be done at all.
     """
     names = stage_names(loaded.manifest)
-    if force_stage is not None and force_stage not in names:
-        raise BadRequest(
-            "reproduce-no-such-stage",
-            f"'{force_stage}' is no stage of this run; its stages: {', '.join(names)}",
-        )
+    if force_stage is not None:
+        _require_stage(force_stage, names)
     provenance = collect()
     context = open_context(loaded, work.absolute(), provenance, log)
     context.folder.mkdir(parents=True, exist_ok=True)
@@ -81,8 +86,32 @@ def reproduce(
     return Reproduced(verdict, context.folder, did, _exit(context, verdict), store)
 
 
+def advance(loaded: Loaded[RunManifest], *, work: Path, until: str, log: Log) -> Advanced:
+    """Run the stages up to `until`; judge and record nothing. Other hosts wait for this before they train.
+
+    `reproduce` finds what was done here, and does it no second time.
+
+    Raises:
+        StackError: as `reproduce`.
+    """
+    names = stage_names(loaded.manifest)
+    _require_stage(until, names)
+    context = open_context(loaded, work.absolute(), collect(), log)
+    context.folder.mkdir(parents=True, exist_ok=True)
+    stopped = _run_stages(context, names[: names.index(until) + 1], None, None)
+    context.cache.save()
+    return Advanced(any(not result.reused for result in context.done.values()), stopped is None)
+
+
+def _require_stage(name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise BadRequest(
+            "reproduce-no-such-stage", f"'{name}' is no stage of this run; its stages: {', '.join(names)}"
+        )
+
+
 def _run_stages(
-    context: Context, names: tuple[str, ...], force_stage: str | None, recorder: record.Recorder
+    context: Context, names: tuple[str, ...], force_stage: str | None, recorder: record.Recorder | None
 ) -> str | None:
     """Run until the end or until a stage is not good; then say which one stopped the run."""
     stopped = None
@@ -109,8 +138,9 @@ def _run_stages(
     return stopped
 
 
-def _begin(log: Log, title: str, recorder: record.Recorder) -> None:
-    recorder.open()
+def _begin(log: Log, title: str, recorder: record.Recorder | None) -> None:
+    if recorder is not None:
+        recorder.open()
     log(f"{title} ...")
 
 

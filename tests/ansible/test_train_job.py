@@ -1,0 +1,200 @@
+"""A job's container on a host: mounts that are looked at, variables by topology, its state, how it ended."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+def plugin() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "stack_job", CHECKOUT / "ansible/plugins/filter/stack_job.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+job_filters = plugin()
+DRIVER = "/usr/local/Ascend/driver"
+
+
+def looked(**kinds: str | None) -> list[dict[str, Any]]:
+    """What a loop of ansible.builtin.stat gives, as its documentation says."""
+    flags = {"folder": "isdir", "file": "isreg", "device": "ischr"}
+    every = {"isdir": False, "isreg": False, "ischr": False, "exists": True}
+    return [
+        {"train_job_path": path, "stat": {**every, flags[kind]: True} if kind else {"exists": False}}
+        for path, kind in kinds.items()
+    ]
+
+
+def host(**changes: str | None) -> list[dict[str, Any]]:
+    """A host with two cards, npu-smi in sbin."""
+    kinds: dict[str, str | None] = {
+        DRIVER: "folder",
+        "/usr/local/dcmi": "folder",
+        "/etc/ascend_install.info": "file",
+        "/etc/hccn.conf": "file",
+        "/usr/local/bin/npu-smi": None,
+        "/usr/local/sbin/npu-smi": "file",
+        "/dev/davinci0": "device",
+        "/dev/davinci1": "device",
+        "/dev/davinci_manager": "device",
+        "/dev/devmm_svm": "device",
+        "/dev/hisi_hdc": "device",
+    }
+    return looked(**{**kinds, **changes})
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "demo",
+        "run": "demo",
+        "manifest": "runs/demo.yaml",
+        "manifests": "0",
+        "set": [],
+        "image": "sha256:1",
+        "folder": "/opt/stack/train",
+        "user": "1000:1000",
+        "shm": "1g",
+        "stop_s": 600,
+        "hosts": ["a", "b"],
+        "index": 0,
+        "leader": "192.0.2.11",
+        "port": 29400,
+        "interface": "",
+        "meet_s": 600,
+        "cards": 0,
+        "hccl": {},
+        "environment": {},
+        "container": {"volumes": [], "devices": []},
+        "resume": False,
+        **changes,
+    }
+
+
+def test_only_the_driver_is_mounted_and_npu_smi_where_it_is() -> None:
+    found = job_filters.container_mounts(host(), [], 2, DRIVER)
+    assert found["problems"] == []
+    sources = [volume.split(":")[0] for volume in found["volumes"]]
+    assert "/usr/local/sbin/npu-smi" in sources and "/usr/local/bin/npu-smi" not in sources
+    assert "/usr/local/Ascend" not in sources
+    assert all(volume.endswith(":ro") for volume in found["volumes"])
+    assert found["devices"][:2] == ["/dev/davinci0", "/dev/davinci1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "words"),
+    [
+        ("/usr/local/sbin/npu-smi", "folder", "npu-smi is not there"),  # as Docker leaves it behind
+        ("/usr/local/dcmi", None, "/usr/local/dcmi is not there"),
+        (DRIVER, "file", "is a file, not a folder"),
+        ("/dev/davinci1", None, "/dev/davinci1 is not there"),
+        ("/dev/davinci1", "file", "/dev/davinci1 is no device node"),
+    ],
+)
+def test_a_source_of_the_wrong_kind_is_named(path: str, kind: str | None, words: str) -> None:
+    found = job_filters.container_mounts(host(**{path: kind}), [], 2, DRIVER)
+    assert len(found["problems"]) == 1 and words in found["problems"][0]
+
+
+def test_a_host_without_cards_needs_nothing_of_the_driver() -> None:
+    mounts = [{"source": "/data", "target": "/data2", "kind": "folder"}]
+    assert job_filters.container_mounts(looked(**{"/data": "folder"}), mounts, 0, DRIVER) == {
+        "problems": [],
+        "volumes": ["/data:/data2:ro"],
+        "devices": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("cards", "hosts", "hccl", "several"),
+    [
+        (0, ["a"], False, False),
+        (0, ["a", "b"], False, True),
+        (8, ["a"], True, False),
+        (8, ["a", "b"], True, True),
+    ],
+)
+def test_variables_follow_the_topology(cards: int, hosts: list[str], hccl: bool, several: bool) -> None:
+    found = job_filters.job_variables(job(cards=cards, hosts=hosts, interface="eth1"))
+    assert ("HCCL_IF_BASE_PORT" in found) == hccl
+    assert (found.get("HCCL_SOCKET_IFNAME") == "=eth1") == (hccl and several)
+    assert (found.get("STACK_HOSTS") == "2") == several
+    assert all(isinstance(value, str) for value in found.values())
+
+
+def test_the_site_has_the_last_word() -> None:
+    found = job_filters.job_variables(job(cards=8, hccl={"HCCL_CONNECT_TIMEOUT": 7200}))
+    assert found["HCCL_CONNECT_TIMEOUT"] == "7200"
+
+
+def test_a_resumed_job_is_the_same_job_and_another_manifest_is_not() -> None:
+    assert job_filters.job_key(job(resume=True)) == job_filters.job_key(job())
+    assert job_filters.job_key(job(manifests="1")) != job_filters.job_key(job())
+
+
+def inspected(status: str, code: int, key: str) -> dict[str, Any]:
+    container = {"State": {"Status": status, "ExitCode": code}, "Config": {"Labels": {"stack.job": key}}}
+    return {"rc": 0, "stdout": json.dumps(container)}
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        ({"rc": 1, "stdout": ""}, "absent"),
+        (inspected("running", 0, "k"), "running"),
+        (inspected("running", 0, "else"), "other"),
+        (inspected("exited", 0, "k"), "ended"),
+        (inspected("exited", 4, "k"), "failed"),
+        (inspected("exited", 0, "else"), "absent"),
+    ],
+)
+def test_states(found: dict[str, Any], state: str) -> None:
+    assert job_filters.job_state(found, "k") == state
+
+
+def end(code: int, finished: str, running: str = "false") -> dict[str, Any]:
+    return {"stdout": f"{running} {code} 2026-01-01T00:00:{finished}Z"}
+
+
+def test_the_first_failure_comes_first() -> None:
+    found = job_filters.job_ends({"a": end(4, "09"), "b": end(137, "02")}, ["a", "b"], False)
+    assert not found["good"] and found["first"] == "b" and found["code"] == 137
+
+
+def test_a_host_that_is_gone_is_named() -> None:
+    found = job_filters.job_ends({"a": end(4, "09"), "b": {}}, ["a"], False)
+    assert "error[train-host-gone] b" in found["text"] and found["first"] == "a"
+
+
+def test_a_good_end_and_a_running_job() -> None:
+    assert job_filters.job_ends({"a": end(0, "01"), "b": end(0, "02")}, ["a", "b"], False)["good"]
+    found = job_filters.job_ends({"a": end(0, "00", "true"), "b": end(0, "02")}, ["a", "b"], False)
+    assert not found["good"] and "still running on a" in found["text"]
+
+
+def test_a_verdict_that_is_not_good_is_an_end_and_stays_not_good() -> None:
+    found = job_filters.job_ends({"a": end(1, "01"), "b": end(0, "02")}, ["a", "b"], False)
+    assert not found["good"] and found["done"] and found["code"] == 1
+    again = job_filters.job_ends({"a": {}, "b": {}}, ["a", "b"], True, 1)
+    assert not again["good"] and again["code"] == 1
+    crashed = job_filters.job_ends({"a": end(4, "01"), "b": end(4, "02")}, ["a", "b"], False)
+    assert not crashed["done"]
+
+
+def test_first_host_runs_the_chain_and_the_others_the_training() -> None:
+    first = job_filters.job_arguments(job())
+    assert first[first.index("sha256:1") + 1 :][:2] == ["stack", "reproduce"]
+    other = job_filters.job_arguments(job(index=1, resume=True))
+    assert other[other.index("sha256:1") + 1 :][:2] == ["stack", "train"] and "--resume" in other
+    assert "STACK_HOST_INDEX=1" in other

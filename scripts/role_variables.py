@@ -35,8 +35,8 @@ ORDER = (
 HEAD = """# Variables of the roles
 
 Written by `python scripts/role_variables.py` from `ansible/roles/*/meta/argument_specs.yml` and
-`defaults/main.yml`; a test compares. Set them in the inventory. Where the default is an expression, it is shown as it
-is written.
+`defaults/main.yml`; a test compares. Set them in the inventory. Where the default is an expression, it is
+shown as it is written.
 """
 
 

@@ -173,7 +173,7 @@ def test_the_readme_shows_the_table_of_the_docs() -> None:
 
 
 def test_what_runs_by_default() -> None:
-    assert set(PARTS) - set(BY_DEFAULT) == {"large", "audit-peers"}
+    assert set(PARTS) - set(BY_DEFAULT) == {"large", "audit-deep", "audit-peers"}
 
 
 def test_help_needs_no_inputs() -> None:

@@ -318,6 +318,11 @@ def _is_trainer(pid: int) -> bool:
     return "stack.train.worker" in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
 
 
+def _second_rank(found: list[tuple[int, int, list[str]]], launcher: int) -> int:
+    """Below this launcher: other trainings on the machine have second ranks, too."""
+    return next(p for p, parent, env in found if parent == launcher and "RANK=1" in env and _is_trainer(p))
+
+
 LONG_RUN = {"steps": 100_000, "log_every": 1, "save_every": 100_000}
 
 
@@ -333,7 +338,7 @@ def killed_loader_worker(stage: Stage) -> str:
 
 
 def killed_rank(stage: Stage) -> str:
-    log = killer(lambda found, _: next(p for p, _, env in found if "RANK=1" in env and _is_trainer(p)))
+    log = killer(_second_rank)
     result = stage.door(log, device={"count": 2}, train={**LONG_RUN, "batch_per_device": 2})
     assert result.outcome == "killed"
     return result.message

@@ -45,7 +45,7 @@ def ascend_container(probe: dict[str, Any]) -> dict[str, Any]:
 
 
 def mount_options(mounts: list[dict[str, str]]) -> list[str]:
-    """Options of `docker run` for read-only mounts, `{source, target}`; a missing source is an error there."""
+    """Options of `docker run` for read-only mounts, `{source, target}`; a missing source is an error."""
     return [
         f"--mount=type=bind,source={one['source']},target={one.get('target', one['source'])},readonly"
         for one in mounts

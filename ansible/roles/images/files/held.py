@@ -2,7 +2,8 @@
 
 ID is `sha256:` of the image's configuration, which is the same wherever the image is. An engine with the
 classic store names images by it; one with the containerd store names them by their manifest, so that the
-manifest is read here, from containerd's content folder, to find the configuration behind it. No network, nothing is changed.
+manifest is read here, from containerd's content folder, to find the configuration behind it. No network,
+nothing is changed.
 
 {"engine": true, "local": NAME, "architecture": "amd64", "tagged": ID}: `local` is what
 `docker run` takes for ID, null where it is not held; `tagged` is the ID that TAG stands for, null where there

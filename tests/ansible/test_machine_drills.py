@@ -14,9 +14,12 @@ import io
 import json
 import os
 import platform
+import random
 import shutil
+import signal
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,26 +78,41 @@ class Site:
 
     def play(self, roles: list[str], hosts: str, *options: str, **values: Any) -> Played:
         """One play of these roles, after a look at the hosts."""
+        cards = {"site_check_cards": 0 if "tracking" in hosts else 2}
+        begun = self.begin(self.book_of(roles, hosts), *options, **{**cards, **values})
+        return self.ended(begun)
+
+    def book_of(self, roles: list[str], hosts: str) -> Path:
         tasks: list[dict[str, Any]] = [
             {"name": "Look", "ansible.builtin.include_role": {"name": "site_check", "tasks_from": "probe"}}
         ]
         tasks += [{"name": role, "ansible.builtin.include_role": {"name": role}} for role in roles]
         play = [{"name": "Drill", "hosts": hosts, "gather_facts": False, "tasks": tasks}]
-        (self.scratch / "drill.yml").write_text(yaml.safe_dump(play))
-        cards = {"site_check_cards": 0 if "tracking" in hosts else 2}
-        (self.scratch / "values.yml").write_text(yaml.safe_dump({**VALUES, **cards, **values}))
-        report = self.scratch / "report.json"
-        report.unlink(missing_ok=True)
-        done = subprocess.run(
-            [ANSIBLE, "-i", str(FOLDER / "inventory/hosts.yml"), str(self.scratch / "drill.yml"),
+        book = self.scratch / "drill.yml"
+        book.write_text(yaml.safe_dump(play))
+        return book
+
+    def begin(self, book: Path, *options: str, **values: Any) -> subprocess.Popen[str]:
+        """Start a play, as a session of its own."""
+        (self.scratch / "values.yml").write_text(yaml.safe_dump({**VALUES, **values}))
+        self.report.unlink(missing_ok=True)
+        return subprocess.Popen(
+            [ANSIBLE, "-i", str(FOLDER / "inventory/hosts.yml"), str(book),
              "-e", f"@{self.scratch / 'values.yml'}", *options],
-            cwd=CHECKOUT / "ansible", env={**os.environ, "STACK_REPORT": str(report)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=CHECKOUT / "ansible", env={**os.environ, "STACK_REPORT": str(self.report)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
-        assert report.exists(), done.stdout
-        played = Played(done.returncode, done.stdout, json.loads(report.read_text()))
-        assert (played.code == 0) == (not played.report["failures"]), done.stdout
+
+    def ended(self, begun: subprocess.Popen[str]) -> Played:
+        text, _ = begun.communicate()
+        assert self.report.exists(), text
+        played = Played(begun.returncode, text, json.loads(self.report.read_text()))
+        assert (played.code == 0) == (not played.report["failures"]), text
         return played
+
+    @property
+    def report(self) -> Path:
+        return self.scratch / "report.json"
 
 
 @pytest.fixture(scope="session")
@@ -315,3 +333,171 @@ def test_images_are_known_by_id_and_a_full_disk_leaves_nothing_half(site: Site) 
     )
     again = site.play(["images"], "tracking", images_wanted=[wanted])
     assert again.code == 0 and again.changed == {"tracking": 0}
+
+
+def meet(host: str, pattern: str, begun: subprocess.Popen[str]) -> None:
+    """Wait until the host runs a command like this."""
+    look = ["docker", "exec", f"{host}-{SET}", "pgrep", "-f", pattern]
+    end = time.monotonic() + 1200
+    while subprocess.run(look, stdout=subprocess.DEVNULL).returncode != 0:
+        if begun.poll() is not None or time.monotonic() > end:
+            begun.kill()
+            pytest.fail(f"{host} never ran {pattern}: {begun.communicate()[0]}")
+        time.sleep(0.05)
+
+
+def stands(host: str, id: str) -> None:
+    """Every package whole, the engine up with the image under its tag, nothing left in staging."""
+    assert on(host, "dpkg --audit; find /opt/stack/packages /opt/stack/images -type f -name '*.tar'") == ""
+    assert on(host, "docker image inspect -f '{{.Id}}' drill:2").strip() == id
+    assert on(host, "systemctl is-active docker").strip() == "active"
+
+
+PROVISION = CHECKOUT / "ansible/playbooks/provision.yml"
+MACHINES = ("--tags", "site_check,host_record,host_base,container_runtime,images")
+
+
+def wanted_image(site: Site) -> dict[str, Any]:
+    id = save_image(site.bundle / "images/drill.tar", "drill:2", random.Random(8).randbytes(1 << 20) * 60)
+    return {"images_wanted": [{"archive": "drill.tar", "id": id, "tag": "drill:2"}]}
+
+
+def test_an_interrupted_play_is_given_again_and_ends_good(site: Site) -> None:
+    """Ctrl-C while a host's dpkg is at work, then the controller's death while an image is loaded."""
+    values = wanted_image(site)
+    start = (PROVISION, *MACHINES, "--limit", "trainer1")
+    begun = site.begin(*start, **values)
+    meet("trainer1", "^/usr/bin/dpkg .*(unpack|configure)", begun)
+    os.killpg(begun.pid, signal.SIGINT)
+    assert begun.wait(60) != 0
+    begun = site.begin(*start, **values)
+    meet("trainer1", "docker load", begun)
+    os.killpg(begun.pid, signal.SIGKILL)
+    begun.wait()
+    ended = site.ended(site.begin(*start, **values))
+    assert ended.code == 0, ended.said
+    stands("trainer1", values["images_wanted"][0]["id"])
+    again = site.ended(site.begin(*start, **values))
+    assert again.code == 0 and again.changed == {"trainer1": 0}, again.report["changes"]
+
+
+def test_a_host_that_dies_in_provisioning_stops_the_rollout_and_is_finished_by_the_same_play(
+    site: Site,
+) -> None:
+    """The host's power fails while dpkg unpacks; the next host of the rollout is not begun."""
+    values = wanted_image(site)
+    start = (PROVISION, *MACHINES, "--limit", "trainer2,tracking")
+    before = on("tracking", "find /etc /opt /usr -xdev | sort | sha256sum")
+    begun = site.begin(*start, **values)
+    meet("trainer2", "^/usr/bin/dpkg .*(unpack|configure)", begun)
+    subprocess.run(["docker", "kill", f"trainer2-{SET}"], check=True, stdout=subprocess.DEVNULL)
+    died = site.ended(begun)
+    assert died.code != 0 and [(one["host"], one["kind"]) for one in died.report["failures"]] == [
+        ("trainer2", "unreachable")
+    ], died.said
+    assert on("tracking", "find /etc /opt /usr -xdev | sort | sha256sum") == before, "the rollout went on"
+    subprocess.run(["docker", "start", f"trainer2-{SET}"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["sh", "scripts/test_hosts.sh", "up", str(FOLDER)], cwd=CHECKOUT, check=True,
+        env={**os.environ, "STACK_TEST_SET": SET},
+    )  # fmt: skip
+    half = on("trainer2", "dpkg --audit; ls /var/lib/dpkg/updates")
+    assert half != "", "the host died too early or too late to be half installed"
+    ended = site.ended(site.begin(*start, **values))
+    assert ended.code == 0, ended.said
+    for host in ("trainer2", "tracking"):
+        stands(host, values["images_wanted"][0]["id"])
+    again = site.ended(site.begin(*start, **values))
+    assert again.code == 0 and again.changed == {"trainer2": 0, "tracking": 0}, again.report["changes"]
+
+
+def test_verify_multiplies_and_sums_over_two_hosts_in_the_training_image(site: Site) -> None:
+    """With gloo, as there are no cards; then a host to which nothing gets through."""
+    made = subprocess.run(
+        ["sh", "scripts/test_image.sh", str(FOLDER)], cwd=CHECKOUT, check=True, capture_output=True, text=True
+    )
+    id = made.stdout.split()[-1]
+    image = {"images_wanted": [{"archive": "train.tar", "id": id, "tag": "drill-train:1"}]}
+    there = site.play(["host_base", "container_runtime", "images"], "trainers", **image)
+    assert there.code == 0, there.said
+    values: dict[str, Any] = {
+        "verify_image": id, "verify_device": "cpu", "verify_processes": 2, "verify_timeout_s": 240,
+        "train_job_mounts": [{"source": "/opt/test-host/env", "target": "/opt/stack/env", "kind": "folder"}],
+    }  # fmt: skip
+    verified = site.ended(site.begin(CHECKOUT / "ansible/playbooks/verify.yml", **values))
+    assert verified.code == 0, verified.said
+    for host in ADDRESS:
+        record = json.loads(on(host, "cat /opt/stack/records/verify.json"))
+        assert record["image"] == id and record["hosts"] == ["trainer1", "trainer2"]
+        assert (record["world"], record["backend"]) == (4, "gloo")
+        assert record["product_bf16"] is True and record["all_reduce"] is True
+    on("trainer2", f"iptables -I OUTPUT -p tcp -d {ADDRESS['trainer1']} --dport 29500 -j DROP")
+    cut = site.ended(
+        site.begin(CHECKOUT / "ansible/playbooks/verify.yml", **{**values, "verify_timeout_s": 60})
+    )
+    on("trainer2", f"iptables -D OUTPUT -p tcp -d {ADDRESS['trainer1']} --dport 29500 -j DROP")
+    assert (
+        "error[verify-smoke] trainer2: no result within 60 s" in cut.said
+        and "29500/tcp on trainer1" in cut.said
+    )
+    assert on("trainer1", "docker ps -aq") == on("trainer2", "docker ps -aq") == "", "no container is left"
+
+
+CONTAINERD_STORE = """{"features": {"containerd-snapshotter": true}}"""
+
+
+def newer_engine() -> Path:
+    """Debian 13's engine: Debian 12's has no containerd store. Its packages run on Debian 12's libraries."""
+    folder = FOLDER / "engine-13"
+    if not folder.exists():
+        new = FOLDER / "engine-13.new"
+        new.mkdir(exist_ok=True)
+        script = (
+            "sed -i '/bookworm/s/bookworm[^ ]*/trixie/' /etc/apt/sources.list; apt-get -qq update; cd /out; "
+            "apt-get -qq download docker.io docker-cli containerd"
+        )
+        subprocess.run(
+            ["docker", "run", "--rm", f"--volume={new}:/out", "stack-test-base:bookworm",
+             "sh", "-euc", script],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        new.rename(folder)
+    return folder
+
+
+def test_images_are_known_by_id_in_the_containerd_store_too(site: Site) -> None:
+    """The last drill: the tracking host gets an engine that names images by their manifests."""
+    subprocess.run(["docker", "cp", f"{newer_engine()}/.", f"tracking-{SET}:/root/engine-13"], check=True)
+    on(
+        "tracking",
+        "systemctl stop docker.socket docker containerd; "
+        "mount -t tmpfs -o size=600m content /var/lib/containerd; "
+        "dpkg --install /root/engine-13/*.deb >/dev/null; "
+        f"echo '{CONTAINERD_STORE}' >/etc/docker/daemon.json; systemctl restart containerd docker",
+    )
+    assert "io.containerd.snapshotter" in on("tracking", "docker info -f '{{.DriverStatus}}'")
+    images = site.bundle / "images"
+    content = random.Random(9).randbytes(1 << 20)
+    id = save_image(images / "store.tar", "store:1", content)
+    other = save_image(images / "foreign.tar", "store:1", b"another")
+    wanted = [{"archive": "store.tar", "id": id, "tag": "store:1"}]
+
+    subprocess.run(["docker", "cp", str(images / "foreign.tar"), f"tracking-{SET}:/foreign.tar"], check=True)
+    on("tracking", "docker load -q -i /foreign.tar")
+    taken = site.play(["images"], "tracking", images_wanted=wanted)
+    assert f"error[image-tag-taken] store:1 is image {other} on this host" in taken.said
+    on("tracking", "docker rmi store:1")
+    good = site.play(["images"], "tracking", images_wanted=wanted)
+    assert good.code == 0, good.said
+    assert on("tracking", "docker image inspect -f '{{.Id}}' store:1").strip() != id, "named by its manifest"
+    held = on(
+        "tracking", "docker create --name c store:1 >/dev/null; docker cp c:/payload - | tar -xO | sha256sum"
+    )
+    assert held.split()[0] == hashlib.sha256(content).hexdigest()
+    again = site.play(["images"], "tracking", images_wanted=wanted)
+    assert again.code == 0 and again.changed == {"tracking": 0}, again.report["changes"]
+    on("tracking", "docker rm c; docker tag store:1 kept:1; docker rmi store:1")
+    retagged = site.play(["images"], "tracking", images_wanted=wanted)
+    assert retagged.code == 0 and [one["task"] for one in retagged.report["changes"]] == [
+        "images : Give it its tag"
+    ], "what is held is not loaded again"

@@ -44,6 +44,14 @@ def ascend_container(probe: dict[str, Any]) -> dict[str, Any]:
     return {"options": options, "wrong": wrong}
 
 
+def mount_options(mounts: list[dict[str, str]]) -> list[str]:
+    """Options of `docker run` for read-only mounts, `{source, target}`; a missing source is an error."""
+    return [
+        f"--mount=type=bind,source={one['source']},target={one.get('target', one['source'])},readonly"
+        for one in mounts
+    ]
+
+
 class FilterModule:
     def filters(self) -> dict[str, Any]:
-        return {"ascend_container": ascend_container}
+        return {"ascend_container": ascend_container, "mount_options": mount_options}

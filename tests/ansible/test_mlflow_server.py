@@ -50,7 +50,7 @@ def test_the_examples_secrets_are_placeholders_that_the_role_refuses() -> None:
 
 
 def test_no_file_of_the_example_is_hidden_by_a_folder_of_its_name() -> None:
-    """Ansible reads group_vars/all/ or group_vars/all.yml, never both; the second is passed over in silence."""
+    """Of group_vars/all/ and group_vars/all.yml Ansible reads one, and passes over the other in silence."""
     variables = ANSIBLE / "inventory.example/group_vars"
     folders = {entry.name for entry in variables.iterdir() if entry.is_dir()}
     assert "all" in folders

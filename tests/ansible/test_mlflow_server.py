@@ -49,6 +49,18 @@ def test_the_examples_secrets_are_placeholders_that_the_role_refuses() -> None:
     assert any("REPLACE" in text for text in refused["ansible.builtin.assert"]["that"])
 
 
+def test_no_file_of_the_example_is_hidden_by_a_folder_of_its_name() -> None:
+    """Of group_vars/all/ and group_vars/all.yml Ansible reads one, and passes over the other in silence."""
+    variables = ANSIBLE / "inventory.example/group_vars"
+    folders = {entry.name for entry in variables.iterdir() if entry.is_dir()}
+    assert "all" in folders
+    assert folders.isdisjoint(entry.stem for entry in variables.iterdir() if entry.is_file())
+    known: dict[str, Any] = {}
+    for file in sorted((variables / "all").glob("*.yml")):
+        known |= read(file)
+    assert {"ansible_user", "ansible_ssh_common_args", "stack_bundle", "mlflow_server_names"} <= set(known)
+
+
 def test_no_task_that_touches_a_secret_is_logged() -> None:
     secret = re.compile(r"mlflow_server_\w+_password(?!_file)|mlflow_server_key_file")
     checked = 0

@@ -5,7 +5,7 @@ each host to the first, with one JSON object a line:
 
     hello     to the first host: index, name, clock, and the facts that must be equal on all hosts
     welcome   all hosts are there: start.   refused: they do not fit together, and why
-    alive     every two seconds, both ways; a host that is silent for a minute is lost
+    alive     every two seconds, both ways; a host that is silent for 25 s is lost
     ended     to the first host: how this host's part ended, see `stack.train.failure.Ending`
     verdict   from the first host: the training's result or error, for every host to end with
 """
@@ -23,7 +23,8 @@ from stack.errors import Exit, StackError, WorkFailed
 from stack.train.hosts import Hosts
 
 ALIVE_S = 2.0
-SILENT_S = 60.0
+SILENT_S = 25.0
+SILENT_LEAVE_S = 5.0  # its ranks are as silent; with SILENT_S and a child's grace, all stop within a minute
 LEAVE_S = 20.0  # for a part to end by itself, once another has failed
 LOST_LEAVE_S = 60.0  # for a part to save and end, once another host's launcher is gone
 ENDINGS_S = 15.0
@@ -37,7 +38,8 @@ class Peer:
 
     Attributes:
         clock_ahead_s: its clock less this host's; the message's own way is neglected.
-        ended: its `ended` message; `lost`: why it is no longer there, where it had not ended.
+        ended: its `ended` message; `lost`: why it is no longer there, where it had not ended;
+            `is_silent`: its connection stands, and nothing comes.
     """
 
     link: socket.socket
@@ -48,6 +50,7 @@ class Peer:
     said: float = 0.0
     ended: dict[str, Any] | None = None
     lost: str | None = None
+    is_silent: bool = False
     rest: bytes = b""
 
     @property
@@ -108,7 +111,7 @@ class Meeting:
                 elif message.get("kind") == "verdict":
                     self.verdict = message
             if peer.lost is None and now - peer.heard > SILENT_S:
-                peer.lost = f"it has been silent for {SILENT_S:g} s"
+                peer.lost, peer.is_silent = f"it has been silent for {SILENT_S:g} s", True
             if peer.lost is None and now - peer.said > ALIVE_S:
                 peer.send("alive")
             if peer.lost and not was_lost and peer.ended is None and self.verdict is None:
@@ -189,7 +192,7 @@ class Meeting:
             if peer.ended is not None and not peer.ended.get("is_good"):
                 self._trouble = now, LEAVE_S
             elif peer.ended is None and peer.lost:
-                self._trouble = now, LOST_LEAVE_S
+                self._trouble = now, SILENT_LEAVE_S if peer.is_silent else LOST_LEAVE_S
 
 
 def as_json(error: StackError) -> dict[str, Any]:

@@ -329,7 +329,6 @@ def test_an_error_of_the_first_host_is_every_hosts() -> None:
 def test_a_host_that_is_lost(monkeypatch: pytest.MonkeyPatch, is_silent: bool) -> None:
     """Silent, as one without power; or gone, as one whose launcher was killed."""
     monkeypatch.setattr(meeting_module, "SILENT_S", 0.2)
-    monkeypatch.setattr(meeting_module, "SILENT_LEAVE_S", 0.1)
     monkeypatch.setattr(meeting_module, "LOST_LEAVE_S", 0.1)
     both = come_together([{}, {}])
     first: Meeting = both.first
@@ -467,14 +466,12 @@ def test_a_host_that_loses_its_power_is_named(site: Site) -> None:
     frozen = [rank_of(other), other.process.pid]
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    silent_at = time.monotonic()
     try:
         assert first.wait(240) == 4
-        assert time.monotonic() - silent_at < 60
     finally:
         for pid in reversed(frozen):
             os.kill(pid, signal.SIGCONT)
-    assert first.end.startswith("host-lost host 1 (") and "silent for 25 s" in first.end
+    assert first.end.startswith("host-lost host 1 (") and "silent for 60 s" in first.end
     assert other.wait(120) != 0
 
 

@@ -73,7 +73,12 @@ up() {
     IFS=: read -r name address cards <<EOF
 $entry
 EOF
-    if docker container inspect "$name-$set" >/dev/null 2>&1; then docker start "$name-$set" >/dev/null; continue; fi
+    if docker container inspect "$name-$set" >/dev/null 2>&1; then
+      # One that lost its network in a drill gets it again.
+      docker network connect --ip "$address" "$network" "$name-$set" 2>/dev/null || true
+      docker start "$name-$set" >/dev/null
+      continue
+    fi
     # The capabilities are listed one by one: with SYS_TIME a container could set the whole machine's clock.
     docker run -d --name "$name-$set" --hostname "$name" --label stack-test-host --network "$network" --ip "$address" \
       --cgroupns private --cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt seccomp=unconfined \

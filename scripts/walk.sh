@@ -2,6 +2,8 @@
 # From bare hosts to a verdict and back, on containers that stand for hosts: walk.sh [FOLDER]
 #   check, apply, apply again (nothing may change), damage and mend; reproduce over two hosts; teardown, and the hosts
 #   are compared with what they were. Each step's time is printed; nothing may try to leave the hosts' network.
+#   WALK_DRILLS=1: before the teardown a trainer host dies in a training, one that only listens and then the first one,
+#   and a training is stopped; each goes on from its checkpoint with the losses of the undisturbed one. 5 minutes more.
 # Needs root, Debian's archive, ansible-playbook on the path (or ANSIBLE_VENV=DIR) and .venv with Python 3.11.
 # WALK_KEEP=1 leaves the hosts standing. WALK_VARS=FILE adds variables.
 set -eu
@@ -47,6 +49,55 @@ variables() {
 JSON
 }
 
+losses() { # losses FOLDER: the run's losses as its journal has them, the last word on each step
+  python3 - "$1/train/journal.jsonl" <<'PYTHON'
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+found = {line["step"]: line["metrics"]["train/loss"] for line in lines if "train/loss" in line.get("metrics", {})}
+print(*(f"{step} {loss!r}" for step, loss in sorted(found.items())), sep="\n")
+PYTHON
+}
+begin() { # begin NAME: the same training in a folder of its own, with the data of the first; waits for a checkpoint
+  at=/opt/stack/$1
+  for host in trainer1 trainer2; do
+    inside "$host" sh -c "cp -a /opt/stack/train $at && cd $at/work/runs/demo-two-hosts && rm -rf train* verdict*"
+  done
+  own="{\"train_job_folder\": \"$at\", \"train_job_collect\": \"$folder/$1\"}"
+  (cd ansible && ansible-playbook -i "$inventory" playbooks/reproduce.yml -e "@$folder/walk.json" -e "$own" >"$folder/$1-broken.log" 2>&1) &
+  playing=$!
+  saved="ls -d $at/work/runs/demo-two-hosts/train.partial/checkpoints/[0-9]*[0-9]"
+  tries=0
+  until inside trainer1 sh -c "$saved" >/dev/null 2>&1; do
+    tries=$((tries + 1)); [ "$tries" -le 600 ] || fail "no checkpoint in $at"
+    sleep 0.3
+  done
+}
+runs() { [ "$(inside "$1" docker container inspect -f '{{ .State.Running }}' stack-demo-two-hosts)" = true ]; }
+go_on() { # go_on NAME: the job ended without an end; the same command ends it, with the undisturbed losses
+  if wait "$playing"; then fail "$1: the job was to end without a verdict"; fi
+  play "$1" reproduce -e "$own"
+  grep -qE 'resum|from step' "$folder/$1/container.log" || grep -q '"kind": "attempt"' "$folder/$1/train/journal.jsonl" ||
+    fail "$1 began again"
+  losses "$folder/collected/trainer1" >"$folder/losses"
+  losses "$folder/$1/trainer1" | diff "$folder/losses" - || fail "$1 has other losses than the undisturbed training"
+  for host in trainer1 trainer2; do inside "$host" rm -rf "/opt/stack/$1"; done
+}
+host_dies() { # host_dies NAME DEAD OTHER: no power, no word; the other host has 60 s to stop
+  begin "$1"
+  docker network disconnect -f "stack-test-$set_number" "$2-$set_number"
+  docker kill "$2-$set_number" >/dev/null
+  died=$(date +%s)
+  while runs "$3"; do [ $(($(date +%s) - died)) -le 60 ] || fail "$1: $3 runs a minute after $2 died"; sleep 0.5; done
+  say "$1: $3 stopped after $(($(date +%s) - died)) s"
+  sh scripts/test_hosts.sh up "$folder" >"$folder/$1-back.log" 2>&1
+  go_on "$1"
+}
+stopped() {
+  begin stopped
+  play stop stop
+  ! runs trainer1 && ! runs trainer2 || fail "stop left a container running"
+  go_on stopped
+}
 step hosts sh scripts/test_hosts.sh fresh "$folder"
 step image sh scripts/test_image.sh "$folder"
 mkdir -p "$folder/bundle/packages"
@@ -75,6 +126,12 @@ play reproduce reproduce
 [ -s "$folder/collected/trainer1/verdict.json" ] || fail "no verdict came back"
 play reproduce-again reproduce
 grep -q 'nothing to do' "$folder/reproduce-again.log" || fail "a finished job was started again"
+
+if [ -n "${WALK_DRILLS:-}" ]; then
+  host_dies other-host-dies trainer2 trainer1
+  host_dies first-host-dies trainer1 trainer2
+  stopped
+fi
 
 play teardown teardown
 for host in trainer1 tracking; do

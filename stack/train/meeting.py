@@ -5,13 +5,15 @@ each host to the first, with one JSON object a line:
 
     hello     to the first host: index, name, clock, and the facts that must be equal on all hosts
     welcome   all hosts are there: start.   refused: they do not fit together, and why
-    alive     every two seconds, both ways; a host that is silent for a minute is lost
+    alive     every two seconds, both ways; a host that is silent for a minute is lost, and one whose
+              kernel does not answer for 25 s (tcp(7), TCP_USER_TIMEOUT): it has no power or no network
     ended     to the first host: how this host's part ended, see `stack.train.failure.Ending`
     verdict   from the first host: the training's result or error, for every host to end with
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import time
@@ -24,6 +26,8 @@ from stack.train.hosts import Hosts
 
 ALIVE_S = 2.0
 SILENT_S = 60.0
+UNANSWERED_S = 25.0  # a host that is only busy answers: its kernel does
+UNANSWERED_LEAVE_S = 5.0  # its ranks are gone, too; with the time before and a child's grace, below a minute
 LEAVE_S = 20.0  # for a part to end by itself, once another has failed
 LOST_LEAVE_S = 60.0  # for a part to save and end, once another host's launcher is gone
 ENDINGS_S = 15.0
@@ -37,7 +41,8 @@ class Peer:
 
     Attributes:
         clock_ahead_s: its clock less this host's; the message's own way is neglected.
-        ended: its `ended` message; `lost`: why it is no longer there, where it had not ended.
+        ended: its `ended` message; `lost`: why it is no longer there, where it had not ended;
+            `is_unanswered`: not even its kernel answers.
     """
 
     link: socket.socket
@@ -48,7 +53,12 @@ class Peer:
     said: float = 0.0
     ended: dict[str, Any] | None = None
     lost: str | None = None
+    is_unanswered: bool = False
     rest: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.link.family != socket.AF_UNIX:
+            self.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNANSWERED_S * 1000))
 
     @property
     def words(self) -> str:
@@ -78,6 +88,7 @@ class Peer:
             pass
         except OSError as error:
             self.lost = self.lost or f"the connection broke: {error.strerror}"
+            self.is_unanswered = error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
         *whole, self.rest = self.rest.split(b"\n")
         try:
             found = [json.loads(line) for line in whole]
@@ -189,7 +200,7 @@ class Meeting:
             if peer.ended is not None and not peer.ended.get("is_good"):
                 self._trouble = now, LEAVE_S
             elif peer.ended is None and peer.lost:
-                self._trouble = now, LOST_LEAVE_S
+                self._trouble = now, UNANSWERED_LEAVE_S if peer.is_unanswered else LOST_LEAVE_S
 
 
 def as_json(error: StackError) -> dict[str, Any]:

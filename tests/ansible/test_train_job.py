@@ -68,6 +68,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "shm": "1g",
         "stop_s": 600,
         "hosts": ["a", "b"],
+        "addresses": ["192.0.2.11", "192.0.2.12"],
         "index": 0,
         "leader": "192.0.2.11",
         "port": 29400,
@@ -198,3 +199,12 @@ def test_first_host_runs_the_chain_and_the_others_the_training() -> None:
     other = job_filters.job_arguments(job(index=1, resume=True))
     assert other[other.index("sha256:1") + 1 :][:2] == ["stack", "train"] and "--resume" in other
     assert "STACK_HOST_INDEX=1" in other
+
+
+def test_no_name_server_is_asked_for_the_hosts_of_the_job() -> None:
+    """Each address has its line in the container's /etc/hosts; names are the site's to know."""
+    found = job_filters.job_arguments(job(addresses=["192.0.2.11", "b.example"]))
+    assert [found[at + 1] for at, word in enumerate(found) if word == "--add-host"] == [
+        "a:192.0.2.11",
+        "a.mapped:::ffff:192.0.2.11",
+    ]

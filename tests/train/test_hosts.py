@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -342,6 +343,31 @@ def test_a_host_that_is_lost(monkeypatch: pytest.MonkeyPatch, is_silent: bool) -
     with pytest.raises(WorkFailed, match="silent for" if is_silent else "gone without a word"):
         first.refuse_lost()
     both.other.close() if is_silent else None
+    first.close()
+
+
+def test_a_host_whose_kernel_does_not_answer_is_lost_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tcp(7) tells it, ETIMEDOUT after TCP_USER_TIMEOUT; one that is only busy is given longer."""
+    both = come_together([{}, {}])
+    first: Meeting = both.first
+    peer, link = first.peers[0], first.peers[0].link
+    assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+
+    class Unanswered:
+        def settimeout(self, _: float) -> None: ...
+
+        def recv(self, _: int) -> bytes:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    monkeypatch.setattr(meeting_module, "UNANSWERED_LEAVE_S", 0.0)
+    monkeypatch.setattr(peer, "link", Unanswered())
+    first.poll()
+    time.sleep(0.01)
+    assert first.should_end()
+    with pytest.raises(WorkFailed, match="Connection timed out"):
+        first.refuse_lost()
+    monkeypatch.setattr(peer, "link", link)
+    both.other.close()
     first.close()
 
 

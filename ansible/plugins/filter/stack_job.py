@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,14 @@ def job_key(job: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
+def is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def container_options(job: dict[str, Any]) -> list[str]:
     """Options of `docker run` that every container of the job has."""
     options = [
@@ -136,6 +145,13 @@ def container_options(job: dict[str, Any]) -> list[str]:
         "--workdir",
         "/work",
     ]
+    # Torch looks up the name of each address that it meets at, mostly through a socket of IPv6, where the C
+    # library compares with the mapped form only. Without both lines that asks a name server.
+    for host, address in zip(job["hosts"], job["addresses"], strict=True):
+        if is_address(address):
+            options += ["--add-host", f"{host}:{address}"]
+            if ":" not in address:
+                options += ["--add-host", f"{host}.mapped:::ffff:{address}"]
     for volume in job["container"]["volumes"]:
         options += ["--volume", volume]
     for device in job["container"]["devices"]:

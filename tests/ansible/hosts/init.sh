@@ -17,9 +17,13 @@ for chain in OUTPUT FORWARD; do
   for inside in 127.0.0.0/8 "$TEST_SUBNET" 172.16.0.0/12 224.0.0.0/4 255.255.255.255/32; do
     iptables -t mangle -A "$chain" -d "$inside" -j RETURN
   done
+  iptables -t mangle -A "$chain" -j NFLOG --nflog-group 5
   iptables -t mangle -A "$chain" -m comment --comment leaves-the-test-network -j DROP
+  ip6tables -t mangle -A "$chain" -d 2000::/3 -j NFLOG --nflog-group 5
   ip6tables -t mangle -A "$chain" -d 2000::/3 -m comment --comment leaves-the-test-network -j DROP
 done
+# What each of them was, with the name that it asked for: /var/log/leaving.log.
+tcpdump -i nflog:5 -Z root -nn -tttt -l >>/var/log/leaving.log 2>/var/log/leaving.err </dev/null &
 
 [ -e /etc/ssh/ssh_host_ed25519_key ] || ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
 

@@ -37,7 +37,10 @@ PHASE_S, PHASES = 3.0, 20
 SHIP_EVERY_S = 1.0
 BAR = 1.01
 TRAINER = """
-import json, sys, time
+import json, os, sys, time
+# More threads than one wait for each other, and whatever runs beside one of them holds up all.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = "1"
 from pathlib import Path
 import numpy
 from stack.train.worker import emitter

@@ -34,7 +34,7 @@ class Watch:
     def __init__(self, partial: Path, target: Path, size: int | None, say: Callable[[str], None]) -> None:
         self._partial, self._target, self._size, self._say = partial, target, size, say
         self._changed = threading.Condition()
-        self._told_bytes = 0
+        self._told_bytes = self._looked_bytes = 0
         self._begun, self._ended, self._void = 0, False, False
         self._thread: threading.Thread | None = None
         self._digest = hashlib.sha256()
@@ -107,7 +107,9 @@ class Watch:
         try:
             with self._open() as stream:
                 self._inode = os.fstat(stream.fileno()).st_ino
-                while self._more():
+                is_last = False
+                while not is_last and not self._void:
+                    is_last = self._wait()
                     while not self._void and (block := stream.read(READ_BYTES)):
                         self._digest.update(block)
                         self._hashed_bytes += len(block)
@@ -120,14 +122,12 @@ class Watch:
         except FileNotFoundError:  # small files are whole and renamed before this thread runs
             return self._target.open("rb", buffering=0)
 
-    def _more(self) -> bool:
-        """Wait for bytes that are not hashed; False when there will be none, or none that matter."""
+    def _wait(self) -> bool:
+        """Wait for news of the client; True: it has closed the file, and what its buffer held is there."""
         with self._changed:
-            while not self._void and self._hashed_bytes >= self._told_bytes and not self._ended:
+            # What was told may still lie in the client's buffer: a look that found less is not repeated
+            # before the client tells of more.
+            while not (self._void or self._ended or self._told_bytes > self._looked_bytes):
                 self._changed.wait()
-            if self._void:
-                return False
-            if not self._ended:
-                return True
-        # The client has closed the file: what its buffer held back is there now.
-        return self._hashed_bytes < self._told_bytes
+            self._looked_bytes = self._told_bytes
+            return self._ended

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -142,3 +144,46 @@ def test_progress_is_told_while_it_lasts(tmp_path: Path, monkeypatch: pytest.Mon
     told.update(1_000_000)  # type: ignore[attr-defined]
     watch.close()
     assert len(lines) == 1 and lines[0].startswith("2.0 of 4.0 MB, ")
+
+
+class Counted(io.FileIO):
+    """A file that knows how often it was read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> Any:
+        self.reads += 1
+        return super().read(-1 if size is None else size)
+
+
+def test_bytes_in_the_clients_buffer_are_waited_for_without_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial, target = tmp_path / "x.incomplete", tmp_path / "x"
+    content = os.urandom(50_000)
+    watch = Watch(partial, target, len(content), lambda _: None)
+    told = watch.callback()("x", len(content))  # type: ignore[call-arg]
+    with partial.open("wb", buffering=1 << 20) as stream:
+        followed = Counted(str(partial))
+        monkeypatch.setattr(watch, "_open", lambda: followed)
+        stream.write(content)
+        told.update(len(content))  # type: ignore[attr-defined]
+        assert partial.stat().st_size == 0
+        time.sleep(0.5)
+        assert followed.reads < 3
+    partial.rename(target)
+    assert watch.sha256() == hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_shorter_than_was_told_ends_the_watch_with_the_hash_of_what_is_there(tmp_path: Path) -> None:
+    partial, target = tmp_path / "x.incomplete", tmp_path / "x"
+    partial.write_bytes(b"abc")
+    watch = Watch(partial, target, 100, lambda _: None)
+    told = watch.callback()("x", 100)  # type: ignore[call-arg]
+    told.update(100)  # type: ignore[attr-defined]
+    partial.rename(target)
+    found: list[str | None] = []
+    ending = threading.Thread(target=lambda: found.append(watch.sha256()), daemon=True)
+    ending.start()
+    ending.join(20)
+    assert found == [hashlib.sha256(b"abc").hexdigest()]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from stack.dataset.realtime import refuse_realtime
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 # Before anything imports torch or a hub client: one thread (two spin against each other on two cores),
@@ -21,6 +23,8 @@ for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "M
     os.environ[name] = "1"
 # A shell starts background jobs with SIGINT ignored, and children inherit that: no interrupt could be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Tests that encode AV1 by other ways than ours would leave this process, and all that it starts, real-time.
+refuse_realtime()
 # Children of the tests find the checkout's package, whatever folder they start in.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
 

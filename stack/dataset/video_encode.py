@@ -13,6 +13,7 @@ from av.codec.context import Flags
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import PictureType, VideoFrame
 
+from stack.dataset.realtime import no_realtime
 from stack.dataset.video_decode import decode_frames
 from stack.dataset.video_h264 import (
     PPS,
@@ -141,7 +142,7 @@ def encode_file(pictures: Iterable[VideoFrame], out: Path, encoding: Encoding, r
     ticks = ticks_of(rate)
     count = written = 0
     try:
-        with av.open(str(out), mode="w", format="mp4", options=ticks.options) as container:
+        with no_realtime(), av.open(str(out), mode="w", format="mp4", options=ticks.options) as container:
             stream = container.add_stream(name, rate=rate, options=encoding.options())
             stream.width, stream.height, stream.pix_fmt = encoding.width, encoding.height, encoding.pix_fmt
             stream.codec_context.thread_count = 1  # work is spread over processes by the callers

@@ -3,6 +3,7 @@ RUN ?= manifests/runs/demo-cpu.yaml
 WORK ?= work
 PORT ?= 5000
 ARGS ?=
+JOBS ?= 2
 SITE ?= manifests/bundles/demo.yaml
 BUNDLE ?= $(WORK)/bundle
 MACHINE ?= $(shell uname -m)
@@ -31,8 +32,8 @@ endif
 ui: setup ## open the tracking server on loopback over the same store (PORT=5000)
 	@$(VENV)/bin/stack track server --work $(WORK) --port $(PORT)
 
-test: setup ## run the tests (ARGS="tests/audit -k ts")
-	@$(VENV)/bin/python -m pytest $(ARGS)
+test: setup ## run the tests, two files at a time (JOBS=1 ARGS="tests/audit -k ts")
+	@$(VENV)/bin/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(ARGS)
 
 lint: setup ## format check, lint, types
 	@$(VENV)/bin/python -m ruff format --check stack tests scripts ansible bench

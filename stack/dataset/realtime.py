@@ -1,8 +1,8 @@
 """Keeps an encoder from making this process a real-time one.
 
-SVT-AV1, where the user is root, asks for SCHED_FIFO at priority 99 for its threads and for the thread that opens
-it, and never gives it back: everything that this process does and starts from then on runs before all else on
-the machine, sshd and a training beside it included. It takes a refusal well, so it is refused.
+SVT-AV1, where the user is root, asks for SCHED_FIFO at priority 99 for its threads and for the thread that
+opens it, and never gives it back: everything that this process does and starts from then on runs before all
+else on the machine, sshd and a training beside it included. It takes a refusal well, so it is refused.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ with and without the record take turns: with it, the recorder follows the progre
 the machine and writes the journal, and the shipper ships to a server that is well (on the same cores), away,
 or slow. As beside a run, shipper and server give way, a pass asks only for what is new, and the shipper rests
 for as many times as long as it worked; but it pauses for a second at least instead of 20. The mean steps of
-neighbouring phases are compared, so that whatever else the machine does falls on both. The bar is on the
-steps' time; where other work fills the cores, their processor time says more. Exit code 1: a bar is missed.
+neighbouring phases are compared, so that whatever else the machine does falls on both, and told with their
+standard error: a machine that is too restless to tell one per cent proves nothing. The bar is on the steps'
+time; where other work fills the cores, their processor time says more. Exit code 1: a bar is missed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from stack.tracking.priority import step_back
 from stack.tracking.sampler import Sampler
 from stack.tracking.ship import FOLLOW_SHARE, Passes
 
-PHASE_S, PHASES = 3.0, 20
+PHASE_S, PHASES = 2.0, 100
+TELLS = 0.004
+"""Standard error of a ratio from which on one per cent can be told."""
 SHIP_EVERY_S = 1.0
 BAR = 1.01
 TRAINER = """
@@ -82,20 +85,20 @@ class Record:
         self.journal = Journal(folder, name="bench", experiment="stack/train")
         self.sampler = Sampler(self.journal, "cpu", folder)
         self.folder, self.events, self.server, self.offset = folder, events, server, 0
-        self.is_on, self.is_over = threading.Event(), False
+        self.is_on, self.is_over = threading.Event(), threading.Event()
         self.passes, self.count = Passes(), 0
         self.threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._poll, self._ship)]
         for thread in self.threads:
             thread.start()
 
     def end(self) -> None:
-        self.is_over = True
+        self.is_over.set()
         self.is_on.set()
         for thread in self.threads:
             thread.join()
 
     def _run(self, work: Callable[[], None]) -> None:
-        while not self.is_over:
+        while not self.is_over.is_set():
             self.is_on.wait()
             work()
 
@@ -118,7 +121,7 @@ class Record:
         started = time.monotonic()
         with contextlib.suppress(StackError):
             ship(self.folder, self.server, passes=self.passes)
-        time.sleep(max(SHIP_EVERY_S, FOLLOW_SHARE * (time.monotonic() - started)))
+        self.is_over.wait(max(SHIP_EVERY_S, FOLLOW_SHARE * (time.monotonic() - started)))
 
 
 def measure(scratch: Path, name: str, server: str, *, pid: int | None = None) -> Line:
@@ -140,18 +143,25 @@ def measure(scratch: Path, name: str, server: str, *, pid: int | None = None) ->
     spent, served = _cpu_s() - spent, cpu_s_of(pid) - served if pid else 0.0
     record.end()
     told = json.loads(said)
-    ratios = [_ratios(told["times"], switched, index) for index in (1, 2)]
-    wall, cpu = (statistics.median(own) for own in ratios)
+    (wall, error), (cpu, _) = (_mean(_ratios(told["times"], switched, index)) for index in (1, 2))
     on_s = PHASES * PHASE_S / 2
     share = told["emit_s"] / sum(step[1] for step in told["times"])
     return Line(
         f"a step with the record over one without, server {name}",
-        f"{wall:.4f} of the time, {cpu:.4f} of the CPU; progress is {share:.3%} of the trainer",
+        f"{wall:.4f} ± {error:.4f} of the time, {cpu:.4f} of the CPU; progress is {share:.3%} of the trainer",
         f"recorder and {record.count} passes: {spent / on_s:.3f} CPU-s a second, server {served / on_s:.3f}",
         f"at most {BAR}",
         # One per cent cannot be told while other work takes the cores, for better or for worse.
-        None if is_busy() else wall <= BAR,
+        None if is_busy() or error > TELLS else wall <= BAR,
     )
+
+
+def _mean(ratios: list[float]) -> tuple[float, float]:
+    """The trimmed mean, a tenth off each end, and its standard error (Tukey and McLaughlin 1963)."""
+    cut = len(ratios) // 10
+    kept = sorted(ratios)[cut : len(ratios) - cut]
+    held = [min(max(ratio, kept[0]), kept[-1]) for ratio in ratios]
+    return statistics.fmean(kept), statistics.stdev(held) * len(ratios) ** 0.5 / len(kept)
 
 
 def _ratios(times: list[list[float]], switched: list[float], index: int) -> list[float]:

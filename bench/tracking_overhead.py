@@ -32,7 +32,7 @@ from stack.errors import StackError
 from stack.tracking import Journal, Server, ship
 from stack.tracking.priority import step_back
 from stack.tracking.sampler import Sampler
-from stack.tracking.ship import FOLLOW_SHARE, Passes
+from stack.tracking.shipping import FOLLOW_SHARE, Passes
 
 PHASE_S, PHASES = 2.0, 100
 TELLS = 0.004

@@ -55,8 +55,8 @@ def track_ship(folder: Path, server: str | None, work: Path, follow: bool) -> No
     Example: stack track ship work/runs/demo-cpu --server http://tracking.example:5000
     """
     from stack.tracking.priority import step_back
-    from stack.tracking.ship import follow as ship_following
-    from stack.tracking.ship import ship
+    from stack.tracking.shipping import follow as ship_following
+    from stack.tracking.shipping import ship
 
     if not folder.is_dir():
         raise BadRequest("track-no-folder", "the run folder is not there", where=str(folder))

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
 from stack.errors import BadRequest, StackError
 from stack.files import canonical_json, sha256_text
-from stack.manifests.ascend import AscendManifest
 from stack.manifests.base import Strict
-from stack.manifests.bundle import BundleManifest, PackagesManifest
-from stack.manifests.dataset import DatasetManifest
-from stack.manifests.images import ImagesManifest
-from stack.manifests.models import ModelsManifest
-from stack.manifests.run import RunManifest
 from stack.manifests.strict_yaml import Document, Keys, parse, parse_scalar
-from stack.manifests.wheels import WheelsManifest
+
+if TYPE_CHECKING:
+    from stack.manifests.ascend import AscendManifest
+    from stack.manifests.bundle import BundleManifest, PackagesManifest
+    from stack.manifests.dataset import DatasetManifest
+    from stack.manifests.images import ImagesManifest
+    from stack.manifests.models import ModelsManifest
+    from stack.manifests.run import RunManifest
+    from stack.manifests.wheels import WheelsManifest
 
 M = TypeVar("M", bound=Strict)
 MANIFESTS_FOLDER = "manifests"
@@ -68,38 +70,54 @@ class Loaded(Generic[M]):
 def load_dataset_manifest(
     file: Path, *, overrides: tuple[str, ...] = (), allow_outside: bool = False
 ) -> Loaded[DatasetManifest]:
+    from stack.manifests.dataset import DatasetManifest
+
     return _load(DatasetManifest, file, overrides, allow_outside)
 
 
 def load_models_manifest(
     file: Path, *, overrides: tuple[str, ...] = (), allow_outside: bool = False
 ) -> Loaded[ModelsManifest]:
+    from stack.manifests.models import ModelsManifest
+
     return _load(ModelsManifest, file, overrides, allow_outside)
 
 
 def load_run_manifest(
     file: Path, *, overrides: tuple[str, ...] = (), allow_outside: bool = False
 ) -> Loaded[RunManifest]:
+    from stack.manifests.run import RunManifest
+
     return _load(RunManifest, file, overrides, allow_outside)
 
 
 def load_wheels_manifest(file: Path) -> Loaded[WheelsManifest]:
+    from stack.manifests.wheels import WheelsManifest
+
     return _load(WheelsManifest, file, (), False)
 
 
 def load_ascend_manifest(file: Path) -> Loaded[AscendManifest]:
+    from stack.manifests.ascend import AscendManifest
+
     return _load(AscendManifest, file, (), False)
 
 
 def load_images_manifest(file: Path) -> Loaded[ImagesManifest]:
+    from stack.manifests.images import ImagesManifest
+
     return _load(ImagesManifest, file, (), False)
 
 
 def load_bundle_manifest(file: Path, *, allow_outside: bool = False) -> Loaded[BundleManifest]:
+    from stack.manifests.bundle import BundleManifest
+
     return _load(BundleManifest, file, (), allow_outside)
 
 
 def load_packages_manifest(file: Path) -> Loaded[PackagesManifest]:
+    from stack.manifests.bundle import PackagesManifest
+
     return _load(PackagesManifest, file, (), False)
 
 

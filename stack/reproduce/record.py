@@ -140,7 +140,7 @@ class Recorder:
         """Keep one server up and the record current while the stages run; ship the rest at the end."""
         from stack.tracking.priority import THREAD_NICE, step_back
         from stack.tracking.server import Server
-        from stack.tracking.ship import FOLLOW_SHARE, Passes, ship
+        from stack.tracking.shipping import FOLLOW_SHARE, Passes, ship
 
         passes = Passes()
         try:

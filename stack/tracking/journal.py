@@ -1,7 +1,7 @@
 """The journal: an append-only record of a run, in the run's folder.
 
-Training, sweep, prepare and the runner write it and never talk to a server; `stack.tracking.ship` replays it.
-Each line is one JSON object with `t` (milliseconds since the epoch) and `kind`. The first line is of kind
+Training, sweep, prepare and the runner write it and never talk to a server; `stack.tracking.shipping` replays
+it. Each line is one JSON object with `t` (milliseconds since the epoch) and `kind`. The first line is of kind
 `run` and names the run. A line cut by a kill is the last one, and readers pass over it.
 
 Writing never stops the work that is recorded: on a full disk, lines wait in memory and follow when there is

@@ -17,7 +17,7 @@ from stack.errors import NotAble
 from stack.tracking import Journal, Server, follow, names, ship
 from stack.tracking.priority import step_back
 from stack.tracking.remote import Remote
-from stack.tracking.ship import Passes
+from stack.tracking.shipping import Passes
 
 
 class Counted:
@@ -103,7 +103,7 @@ def test_what_only_the_server_knows_is_mended_by_the_last_pass(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tag changed behind the shipper's back, and a chain's verdict that comes after the training."""
-    monkeypatch.setattr(importlib.import_module("stack.tracking.ship"), "FOLLOW_SHARE", 0)
+    monkeypatch.setattr(importlib.import_module("stack.tracking.shipping"), "FOLLOW_SHARE", 0)
     top = Journal(tmp_path / "top", name="chain", experiment=names.REPRODUCE)
     train = Journal(tmp_path / "train", name="train", experiment=names.TRAIN, parent=top.run_id)
     train.metrics({names.LOSS: 1.0}, step=1)

@@ -47,7 +47,7 @@ SHIPPER = """
 import importlib, sys
 from pathlib import Path
 from stack.tracking import remote
-module = importlib.import_module("stack.tracking.ship")
+module = importlib.import_module("stack.tracking.shipping")
 remote.WAIT_S, remote.TRIES, module.FOLLOW_SHARE = 0.05, 2, 0
 module.follow(Path(sys.argv[1]), sys.argv[2], every_s=0.2)
 """

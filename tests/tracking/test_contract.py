@@ -101,7 +101,7 @@ def in_a_process(folder: Path, server: str, *, timeout_s: float = 1.0) -> subpro
     """Ship in a process of its own: MLflow's client keeps one artifact repository a process."""
     code = (
         "import importlib, sys\nfrom pathlib import Path\nfrom stack.errors import StackError\n"
-        "from stack.tracking import remote\nmodule = importlib.import_module('stack.tracking.ship')\n"
+        "from stack.tracking import remote\nmodule = importlib.import_module('stack.tracking.shipping')\n"
         f"remote.WAIT_S, remote.TIMEOUT_S = 0.05, {timeout_s}\n"
         "try:\n    module.ship(Path(sys.argv[1]), sys.argv[2])\n"
         "except StackError as error:\n    print(error); sys.exit(int(error.exit))\n"
@@ -157,7 +157,7 @@ def test_a_shipper_beside_a_run_waits_for_a_server_that_is_away_at_start(tmp_pat
     said: list[str] = []
     code = (
         "import importlib, sys\nfrom pathlib import Path\nfrom stack.tracking import remote\n"
-        "module = importlib.import_module('stack.tracking.ship')\n"
+        "module = importlib.import_module('stack.tracking.shipping')\n"
         "remote.WAIT_S = 0.05\nmodule.FOLLOW_SHARE = 0\n"
         "module.follow(Path(sys.argv[1]), sys.argv[2], every_s=0.3, log=print)\n"
     )

@@ -292,7 +292,7 @@ def test_a_held_journal_is_an_error_that_says_so(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_run(tmp_path / "run", steps=1)
-    monkeypatch.setattr(sys.modules["stack.tracking.ship"], "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(sys.modules["stack.tracking.shipping"], "LOCK_WAIT_S", 0.2)
     with (tmp_path / "run" / JOURNAL).open("r+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(NotAble, match="another shipper"):

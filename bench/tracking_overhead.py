@@ -1,27 +1,35 @@
 """What the record costs a training: `python -m bench.tracking_overhead`.
 
-A process does steps of fixed work on one core and writes its progress as the trainer does. Beside it, phases
-with and without the record take turns: with it, the recorder follows the progress ten times a second, samples
-the machine and writes the journal, and the shipper ships to a server that is well (on the same cores), away,
-or slow. As beside a run, shipper and server give way, a pass asks only for what is new, and the shipper rests
-for as many times as long as it worked; but it pauses for a second at least instead of 20. The mean steps of
-neighbouring phases are compared, so that whatever else the machine does falls on both, and told with their
-standard error: a machine that is too restless to tell one per cent proves nothing. The bar is on the steps'
-time; where other work fills the cores, their processor time says more. Exit code 1: a bar is missed.
+As many processes as there are cores do steps of fixed work on one core each; the first one writes its
+progress as the trainer does. Beside them a process does the record's work: it follows the progress ten
+times a second, samples the machine and writes the journal, and its shipper ships to a server that is well
+(on the same cores), away, or slow. As beside a run, shipper and server give way, a pass asks only for what
+is new, and the shipper rests for as many times as long as it worked; but it pauses for a second at least
+instead of 20. What is done once, the shipper's imports and its first pass, is over before the measurement
+begins.
+
+Four times a second the record and the server are stopped or go on (SIGSTOP, SIGCONT), and the mean steps
+with and without them are compared with their neighbours', so that whatever else the machine does falls on
+both. The ratio is told with its standard error: a machine too restless to tell one per cent proves nothing.
+Clocks run on while the record is stopped, so that more of its work falls on the phases with it than in a
+run. Exit code 1: a bar is missed.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
+import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -34,10 +42,13 @@ from stack.tracking.priority import step_back
 from stack.tracking.sampler import Sampler
 from stack.tracking.shipping import FOLLOW_SHARE, Passes
 
-PHASE_S, PHASES = 2.0, 100
+PHASE_S, PHASES = 0.25, 801
 TELLS = 0.004
 """Standard error of a ratio from which on one per cent can be told."""
 SHIP_EVERY_S = 1.0
+SETTLE_S, FIRST_PASS_S = 3.0, 120.0
+SETTLED = "first-pass-is-over"
+CORES = len(os.sched_getaffinity(0))
 BAR = 1.01
 TRAINER = """
 import json, os, sys, time
@@ -47,21 +58,22 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 from pathlib import Path
 import numpy
 from stack.train.worker import emitter
-events, times, end = Path(sys.argv[1]), [], time.time() + float(sys.argv[2])
-emit, a = emitter(events, True), numpy.random.default_rng(0).random((220, 220))
+events, times, end = Path(sys.argv[1]), [], float(sys.argv[2])
+emit, a = emitter(events, sys.argv[3] == "0"), numpy.random.default_rng(0).random((150, 150))
 step, spent_s = 0, 0.0
 while time.time() < end:
-    began, wall, cpu = time.time(), time.perf_counter(), time.process_time()
-    for _ in range(40):
+    began, cpu = time.time(), time.process_time()
+    for _ in range(20):
         a = a @ a; a /= a.max()
     step += 1
-    if step % 10 == 0:
+    if step % 100 == 0:
         asked = time.perf_counter()
         emit("window", step=step, loss=1.0, lr=1e-5, grad_norm=1.0, step_s=0.1, samples_per_s=1.0)
         spent_s += time.perf_counter() - asked
-    times.append((began, time.perf_counter() - wall, time.process_time() - cpu))
+    times.append((began, time.time(), time.process_time() - cpu))
 print(json.dumps({"times": times, "emit_s": spent_s}))
 """
+RECORD = "from bench.tracking_overhead import record; import sys; record(*sys.argv[1:])"
 
 
 class Slow(BaseHTTPRequestHandler):
@@ -79,81 +91,105 @@ class Slow(BaseHTTPRequestHandler):
 
 
 class Record:
-    """The recorder's work, switched on and off."""
+    """The recorder's work, until it is told to end."""
 
     def __init__(self, folder: Path, events: Path, server: str) -> None:
         self.journal = Journal(folder, name="bench", experiment="stack/train")
         self.sampler = Sampler(self.journal, "cpu", folder)
-        self.folder, self.events, self.server, self.offset = folder, events, server, 0
-        self.is_on, self.is_over = threading.Event(), threading.Event()
-        self.passes, self.count = Passes(), 0
-        self.threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._poll, self._ship)]
-        for thread in self.threads:
-            thread.start()
+        self.folder, self.events, self.server, self.rest = folder, events, server, b""
+        self.offset, self.passes, self.count = 0, Passes(), 0
+        self.is_over = threading.Event()
 
-    def end(self) -> None:
-        self.is_over.set()
-        self.is_on.set()
-        for thread in self.threads:
-            thread.join()
-
-    def _run(self, work: Callable[[], None]) -> None:
-        while not self.is_over.is_set():
-            self.is_on.wait()
-            work()
-
-    def _poll(self) -> None:
-        self.sampler.poll()
-        with self.events.open("rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                self.offset += len(line)
+    def poll(self) -> None:
+        while not self.is_over.wait(0.1):
+            self.sampler.poll()
+            with self.events.open("rb") as file:
+                file.seek(self.offset)
+                content = file.read()
+            self.offset += len(content)
+            *lines, self.rest = (self.rest + content).split(b"\n")
+            for line in lines:
                 event = json.loads(line)
-                self.journal.metrics(
-                    {"train/loss": event["loss"], "train/lr": event["lr"]}, step=event["step"]
-                )
-        time.sleep(0.1)
+                metrics = {"train/loss": event["loss"], "train/lr": event["lr"]}
+                self.journal.metrics(metrics, step=event["step"])
 
-    def _ship(self) -> None:
-        if not self.count:
-            step_back()
-        self.count += 1
-        started = time.monotonic()
-        with contextlib.suppress(StackError):
-            ship(self.folder, self.server, passes=self.passes)
-        self.is_over.wait(max(SHIP_EVERY_S, FOLLOW_SHARE * (time.monotonic() - started)))
+    def ship(self) -> None:
+        step_back()
+        rest_s = 0.0
+        while not self.is_over.wait(rest_s):
+            self.count += 1
+            started = time.monotonic()
+            with contextlib.suppress(StackError):
+                ship(self.folder, self.server, passes=self.passes)
+            (self.folder / SETTLED).touch()
+            rest_s = max(SHIP_EVERY_S, FOLLOW_SHARE * (time.monotonic() - started))
+
+
+def record(folder: str, events: str, server: str) -> None:
+    """The record's process; says what it spent when its standard input ends."""
+    own = Record(Path(folder), Path(events), server)
+    for work in (own.poll, own.ship):
+        threading.Thread(target=work, daemon=True).start()
+    while not (own.folder / SETTLED).exists():
+        time.sleep(0.1)
+    before, since_s = own.count, _cpu_s()
+    sys.stdin.read()
+    own.is_over.set()
+    print(json.dumps({"passes": own.count - before, "cpu_s": _cpu_s() - since_s}))
 
 
 def measure(scratch: Path, name: str, server: str, *, pid: int | None = None) -> Line:
-    """One line of the table; `pid`: the server's process, where its processor time is to be told."""
+    """One line of the table; `pid`: the server's process, which leads its own group."""
     folder = scratch / name
     folder.mkdir()
     events = folder / "events.jsonl"
     events.touch()
-    command = [sys.executable, "-c", TRAINER, str(events), str(PHASE_S * PHASES)]
-    record = Record(folder, events, server)
-    spent, served = _cpu_s(), cpu_s_of(pid) if pid else 0.0
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    beside = _start(RECORD, folder, events, server, stdin=subprocess.PIPE, start_new_session=True)
+    until = time.monotonic() + FIRST_PASS_S
+    while not (folder / SETTLED).exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    served = cpu_s_of(pid) if pid else 0.0
+    end = time.time() + SETTLE_S + PHASE_S * PHASES
+    trainers = [_start(TRAINER, events, end, rank) for rank in range(CORES)]
+    time.sleep(SETTLE_S)
     switched = []
     for phase in range(PHASES):
-        (record.is_on.set if phase % 2 else record.is_on.clear)()
+        for group in filter(None, (beside.pid, pid)):
+            os.killpg(group, signal.SIGCONT if phase % 2 else signal.SIGSTOP)
         switched.append(time.time())
         time.sleep(PHASE_S)
-    said = child.communicate()[0]
-    spent, served = _cpu_s() - spent, cpu_s_of(pid) - served if pid else 0.0
-    record.end()
-    told = json.loads(said)
-    (wall, error), (cpu, _) = (_mean(_ratios(told["times"], switched, index)) for index in (1, 2))
-    on_s = PHASES * PHASE_S / 2
-    share = told["emit_s"] / sum(step[1] for step in told["times"])
+    for group in filter(None, (beside.pid, pid)):
+        os.killpg(group, signal.SIGCONT)
+    told = [json.loads(trainer.communicate()[0]) for trainer in trainers]
+    record_told = json.loads(beside.communicate()[0])
+    served = cpu_s_of(pid) - served if pid else 0.0
+    ratios = [[r for one in told for r in _ratios(one["times"], switched, how)] for how in (_wall, _cpu)]
+    (wall, error), (cpu, cpu_error) = (_mean(own) for own in ratios)
+    on_s = SETTLE_S + PHASES * PHASE_S / 2
+    share = told[0]["emit_s"] / sum(_wall(step) for step in told[0]["times"])
     return Line(
         f"a step with the record over one without, server {name}",
-        f"{wall:.4f} ± {error:.4f} of the time, {cpu:.4f} of the CPU; progress is {share:.3%} of the trainer",
-        f"recorder and {record.count} passes: {spent / on_s:.3f} CPU-s a second, server {served / on_s:.3f}",
+        f"{wall:.4f} ± {error:.4f} of the time, {cpu:.4f} ± {cpu_error:.4f} of the CPU; "
+        f"progress is {share:.3%} of the trainer",
+        f"recorder and {record_told['passes']} passes: {record_told['cpu_s'] / on_s:.3f} CPU-s a second, "
+        f"server {served / on_s:.3f}",
         f"at most {BAR}",
         # One per cent cannot be told while other work takes the cores, for better or for worse.
         None if is_busy() or error > TELLS else wall <= BAR,
     )
+
+
+def _start(code: str, *given: object, **how: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, given)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how)
+
+
+def _wall(step: Sequence[float]) -> float:
+    return step[1] - step[0]
+
+
+def _cpu(step: Sequence[float]) -> float:
+    return step[2]
 
 
 def _mean(ratios: list[float]) -> tuple[float, float]:
@@ -164,15 +200,23 @@ def _mean(ratios: list[float]) -> tuple[float, float]:
     return statistics.fmean(kept), statistics.stdev(held) * len(ratios) ** 0.5 / len(kept)
 
 
-def _ratios(times: list[list[float]], switched: list[float], index: int) -> list[float]:
-    """On over off, for each pair of neighbouring phases, of the mean step."""
+def _ratios(
+    times: list[list[float]], switched: list[float], cost: Callable[[Sequence[float]], float]
+) -> list[float]:
+    """On over off, for each phase with the record and its two neighbours, of the mean step."""
     phases: list[list[float]] = [[] for _ in switched]
     for step in times:
-        phase = max((n for n, began in enumerate(switched) if began <= step[0]), default=0)
-        phases[phase].append(step[index])
-    own = [statistics.fmean(steps) for steps in phases if steps]
-    # Each phase with the record stands between two without it.
-    return [2 * own[n] / (own[n - 1] + own[n + 1]) for n in range(1, len(own) - 1, 2)]
+        phase = bisect.bisect(switched, step[0]) - 1
+        # A step over a switch belongs to neither side; the last phase ends with the trainer.
+        if phase >= 0 and phase == bisect.bisect(switched, step[1]) - 1:
+            phases[phase].append(cost(step))
+    own = [statistics.fmean(steps) if steps else None for steps in phases]
+    ratios = []
+    for n in range(1, len(own) - 1, 2):
+        before, on, after = own[n - 1], own[n], own[n + 1]
+        if before and on and after:
+            ratios.append(2 * on / (before + after))
+    return ratios
 
 
 def _cpu_s() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from stack.dataset.write_plan import DATA_PATH, EPISODES_PATH, VIDEO_PATH, FileP
 from stack.files import write_json
 
 CHANNELS_OF_GREY = ("gray", "gray10le", "gray12le")
+EPISODES_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,10 @@ def write_episodes(
     plan: FilePlan,
     stats: Mapping[int, Mapping[str, Stats]],
 ) -> None:
-    """meta/episodes: one row an episode in the converter's column order, one row group a file.
+    """meta/episodes: one row an episode in the converter's column order.
+
+    A row group holds at most `EPISODES_AT_ONCE`: with all statistics of all episodes, memory would grow with
+    their number. lerobot's recorder writes groups of ten.
 
     Args:
         stats: episode index -> feature -> statistics.
@@ -163,19 +168,30 @@ def write_episodes(
     first = first_indices(selection)
     for number, group in enumerate(plan.episode_rows):
         chunk, file = divmod(number, plan.caps.files_per_chunk)
-        rows = []
-        for index in group:
-            rows.append(
-                _place_columns(by_index[index], first[index], data_place[index], selection, clip_place)
-            )
-        own = {name: [row[name] for row in rows] for name in rows[0]}
-        columns = {name: values_of(values, _arrow_type(values[0])) for name, values in own.items()}
-        columns |= _stats_columns([stats[index] for index in group])
-        for name, number_of in (("chunk", chunk), ("file", file)):
-            columns[f"meta/episodes/{name}_index"] = values_of([number_of] * len(group), pa.int64())
         target = root / EPISODES_PATH.format(chunk_index=chunk, file_index=file)
         target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_arrays([*columns.values()], names=[*columns]), target)
+        with ExitStack() as stack:
+            writer = None
+            for start in range(0, len(group), EPISODES_AT_ONCE):
+                part = group[start : start + EPISODES_AT_ONCE]
+                rows = [
+                    _place_columns(by_index[index], first[index], data_place[index], selection, clip_place)
+                    for index in part
+                ]
+                table = _episode_table(rows, [stats[index] for index in part], chunk, file)
+                writer = writer or stack.enter_context(pq.ParquetWriter(target, table.schema))
+                writer.write_table(table)
+
+
+def _episode_table(
+    rows: Sequence[Mapping[str, Any]], stats: Sequence[Mapping[str, Stats]], chunk: int, file: int
+) -> pa.Table:
+    own = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = {name: values_of(values, _arrow_type(values[0])) for name, values in own.items()}
+    columns |= _stats_columns(stats)
+    for name, number in (("chunk", chunk), ("file", file)):
+        columns[f"meta/episodes/{name}_index"] = values_of([number] * len(rows), pa.int64())
+    return pa.Table.from_arrays([*columns.values()], names=[*columns])
 
 
 def _stats_columns(entries: Sequence[Mapping[str, Stats]]) -> dict[str, pa.Array]:

@@ -5,7 +5,8 @@
 #   the third host, twice; reproduce over two hosts; the verdict as the tracking server has it; teardown, and the hosts
 #   are compared with what they were. Each step's time is printed; nothing may try to leave the hosts' network.
 #   WALK_DRILLS=1: before the teardown a trainer host dies in a training, one that only listens and then the first one,
-#   and a training is stopped; each goes on from its checkpoint with the losses of the undisturbed one. 5 minutes more.
+#   and a training is stopped; each goes on from its checkpoint with the losses of the undisturbed one. Then a newer
+#   bundle takes over on the third host, which keeps its runs.
 # Needs root, Debian's archive, an index, ansible-playbook on the path (or ANSIBLE_VENV=DIR) and .venv with Python 3.11.
 # Exit code 3: something from outside could not be had, and nothing was tested. 1: the walk failed.
 # WALK_KEEP=1 leaves the hosts standing. WALK_GO_ON=1 goes on after the last good step of an earlier call.
@@ -77,11 +78,17 @@ packages() { # the files that both lists of a Debian 12 host pin
   done
 }
 bundle() { # as docs/bundle.md has it, from what is committed
-  rm -rf "$folder/checkout" "$folder/packed" "$folder/bundle"
+  rm -rf "$folder/checkout"
   git clone -q . "$folder/checkout"
   stack=$PWD/.venv/bin/stack
   (cd "$folder/checkout" && "$stack" demo work/demo &&
-    "$stack" mirror get manifests/models.yaml --to work/mirror --demo work/demo --only toy-pi05 --only toy-tokenizer &&
+    "$stack" mirror get manifests/models.yaml --to work/mirror --demo work/demo --only toy-pi05 --only toy-tokenizer)
+  packed
+}
+packed() {
+  rm -rf "$folder/packed" "$folder/bundle"
+  stack=$PWD/.venv/bin/stack
+  (cd "$folder/checkout" &&
     "$stack" mirror bundle manifests/bundles/site-demo.yaml --to "$folder/packed" --wheels "$folder/wheels" --site "$site")
   make -s bundle-verify BUNDLE="$folder/packed"
   python3 "$folder/packed/verify-bundle.py" --unpack "$folder/bundle"
@@ -170,6 +177,22 @@ host_dies() { # host_dies NAME DEAD OTHER: no power, no word; the other host has
   sh scripts/test_hosts.sh up "$folder" >"$folder/$1-back.log" 2>&1
   go_on "$1"
 }
+shipped() { # shipped NAME: what the tracking server has of the run
+  inside trainer1 python3 - https://tracking.test demo-two-hosts <scripts/shipped_run.py >"$folder/$1.json" ||
+    fail "the tracking server has no such run"
+}
+release() { inside tracking readlink /opt/stack/tracking; }
+newer() { # a newer bundle: the server's next release takes over, with the runs of the one before
+  if past newer; then return; fi
+  old=$(release)
+  git -C "$folder/checkout" -c user.name=walk -c user.email=walk@example.invalid commit -q --allow-empty -m newer
+  step newer-bundle packed
+  book newer services
+  [ "$(release)" != "$old" ] || fail "the newer bundle has no release of its own"
+  inside tracking sh -c "ls $old/.venv/bin/stack /var/backups/stack-tracking/before-*/backup.json" >/dev/null || fail "no backup, or no old release"
+  shipped shipped-newer
+  diff "$folder/shipped.json" "$folder/shipped-newer.json" || fail "the run changed with the release"
+}
 stopped() {
   if past stopped; then return; fi
   begin stopped
@@ -198,7 +221,7 @@ play apply provision
 play again provision
 unchanged again
 past mend || inside trainer2 sh -c 'rm /etc/security/limits.d/90-stack.conf; systemctl stop docker docker.socket'
-play mend provision
+play mend provision --limit trainers
 [ "$(changed mend trainer2)" = 2 ] || fail "two things were damaged, $(changed mend trainer2) were mended"
 [ "$(changed mend trainer1)" = 0 ] || fail "mending one host changed another"
 
@@ -209,7 +232,7 @@ unchanged services-again
 play reproduce reproduce
 python3 -c 'import json, sys; sys.exit(not json.load(open(sys.argv[1]))["good"])' "$folder/collected/trainer1/verdict.json" ||
   fail "the verdict is not good: $folder/collected/trainer1/verdict.json"
-inside trainer1 python3 - https://tracking.test demo-two-hosts <scripts/shipped_run.py >"$folder/shipped.json" || fail "the tracking server has no such run"
+shipped shipped
 python3 - "$folder/shipped.json" "$folder/collected/trainer1" <<'PYTHON' || fail "the tracking server says other things than the run: $folder/shipped.json"
 import json, pathlib, sys
 shipped, run = json.load(open(sys.argv[1])), pathlib.Path(sys.argv[2])
@@ -228,6 +251,7 @@ if [ -n "${WALK_DRILLS:-}" ]; then
   host_dies other-host-dies trainer2 trainer1
   host_dies first-host-dies trainer1 trainer2
   stopped
+  newer
 fi
 
 play teardown teardown

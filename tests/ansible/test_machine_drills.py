@@ -472,7 +472,7 @@ def test_images_are_known_by_id_in_the_containerd_store_too(site: Site) -> None:
         "tracking",
         "systemctl stop docker.socket docker containerd; "
         "mount -t tmpfs -o size=600m content /var/lib/containerd; "
-        "dpkg --install /root/engine-13/*.deb >/dev/null; "
+        "dpkg --install --auto-deconfigure /root/engine-13/*.deb >/dev/null; "
         f"echo '{CONTAINERD_STORE}' >/etc/docker/daemon.json; systemctl restart containerd docker",
     )
     assert "io.containerd.snapshotter" in on("tracking", "docker info -f '{{.DriverStatus}}'")

@@ -104,7 +104,7 @@ wait_for_ssh() {
 }
 
 write_inventory() {
-  rm -rf "$folder/inventory" && mkdir -p "$folder/inventory"
+  mkdir -p "$folder/inventory" # group_vars beside it stay
   sh tests/ansible/inventory.sh "$folder" $hosts >"$folder/inventory/hosts.yml"
 }
 

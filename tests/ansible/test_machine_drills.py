@@ -472,7 +472,7 @@ def test_images_are_known_by_id_in_the_containerd_store_too(site: Site) -> None:
         "tracking",
         "systemctl stop docker.socket docker containerd; "
         "mount -t tmpfs -o size=600m content /var/lib/containerd; "
-        "dpkg --install /root/engine-13/*.deb >/dev/null; "
+        "dpkg --install --auto-deconfigure /root/engine-13/*.deb >/dev/null; "
         f"echo '{CONTAINERD_STORE}' >/etc/docker/daemon.json; systemctl restart containerd docker",
     )
     assert "io.containerd.snapshotter" in on("tracking", "docker info -f '{{.DriverStatus}}'")
@@ -491,12 +491,12 @@ def test_images_are_known_by_id_in_the_containerd_store_too(site: Site) -> None:
     assert good.code == 0, good.said
     assert on("tracking", "docker image inspect -f '{{.Id}}' store:1").strip() != id, "named by its manifest"
     held = on(
-        "tracking", "docker create --name c store:1 >/dev/null; docker cp c:/payload - | tar -xO | sha256sum"
+        "tracking", "docker create --name held store:1 >/dev/null; docker cp held:/payload - | tar -xO | sha256sum"
     )
     assert held.split()[0] == hashlib.sha256(content).hexdigest()
     again = site.play(["images"], "tracking", images_wanted=wanted)
     assert again.code == 0 and again.changed == {"tracking": 0}, again.report["changes"]
-    on("tracking", "docker rm c; docker tag store:1 kept:1; docker rmi store:1")
+    on("tracking", "docker rm held; docker tag store:1 kept:1; docker rmi store:1")
     retagged = site.play(["images"], "tracking", images_wanted=wanted)
     assert retagged.code == 0 and [one["task"] for one in retagged.report["changes"]] == [
         "images : Give it its tag"

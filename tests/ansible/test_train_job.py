@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -208,3 +209,12 @@ def test_no_name_server_is_asked_for_the_hosts_of_the_job() -> None:
         "a:192.0.2.11",
         "a.mapped:::ffff:192.0.2.11",
     ]
+
+
+def test_the_container_that_ships_keeps_the_hosts_own_names() -> None:
+    """Docker copies the host's /etc/hosts into a container of its network only where no --add-host is given."""
+    ship = yaml.safe_load((CHECKOUT / "ansible/roles/train_job/tasks/ship.yml").read_text())
+    (bring,) = (task for task in ship[0]["block"] if task["name"] == "Bring it there")
+    assert "combine({'hosts': [], 'addresses': []})" in bring["ansible.builtin.command"]["argv"]
+    found = job_filters.side_arguments(job(hosts=[], addresses=[]), ["stack", "track", "ship"])
+    assert "--add-host" not in found and found[-3:] == ["stack", "track", "ship"]

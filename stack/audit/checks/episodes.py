@@ -124,7 +124,7 @@ def episode_lengths(case: Case) -> Iterator[Fault]:
     for entry in evidence.episodes:
         if entry.index is None:
             continue
-        if entry.index in counted:
+        if counted.get(entry.index):
             if entry.length != counted[entry.index]:
                 stated = "absent" if entry.length is None else entry.length
                 yield EPISODE_LENGTH.fault(
@@ -151,10 +151,19 @@ def episode_ranges(case: Case) -> Iterator[Fault]:
     if not evidence.is_v3 or rows.unread:
         return
     first = {span.episode: span for span in reversed(rows.spans)}
+    files: dict[int, dict[str, int]] = {}
+    for span in rows.spans:
+        files.setdefault(span.episode, {}).setdefault(span.file, span.start)
     for entry in evidence.episodes:
         if entry.index is None or entry.index not in first:
             continue
         span = first[entry.index]
+        if len(files[entry.index]) > 1:
+            yield FILE_INDEX_WRONG.fault(
+                f"the rows of episode {entry.index} lie in {len(files[entry.index])} files, of which a table"
+                f" can name one: {', '.join(list(files[entry.index])[:3])}",
+                where=Place(entry.file, entry.index),
+            )
         got = tuple(whole(entry.raw.get(f"dataset_{end}_index")) for end in ("from", "to"))
         right = (span.start, span.start + rows.lengths[entry.index])
         if got != right:

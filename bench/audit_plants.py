@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.audit_good import CAMERAS, LENGTHS, WIDTH, encode, pictures_into_rows, to_png
+from bench.audit_good import CAMERAS, LENGTHS, WIDTH, encode, pictures_into_rows, pictures_of, to_png
 from stack.faults import Place
 
 HEAD, HAND = "observation.images.head", "observation.images.hand"
@@ -291,6 +291,50 @@ def over_two_files(root: Path) -> None:
     rows, more = pq.read_table(one), pq.read_table(two)
     pq.write_table(rows.slice(0, 100), one)
     pq.write_table(pa.concat_tables([rows.slice(100), more]), two)
+
+
+def in_matroska(episode: int) -> Damage:
+    """The same packets in another container, under the old name."""
+
+    def damage(root: Path) -> None:
+        file = root / video(HAND, episode)
+        other = file.with_suffix(".mkv")
+        with av.open(str(file)) as source, av.open(str(other), "w") as out:
+            stream = out.add_stream_from_template(source.streams.video[0])
+            for packet in source.demux(source.streams.video[0]):
+                if packet.size:
+                    packet.stream = stream
+                    out.mux(packet)
+        other.replace(file)
+
+    return damage
+
+
+def two_sizes(episode: int) -> Damage:
+    """From frame 32 on the hand camera's pictures are twice as large; the packets stand in one MP4."""
+
+    def damage(root: Path) -> None:
+        pictures = pictures_of(episode, HAND)
+        large = [np.kron(image, np.ones((2, 2, 1), np.uint8)) for image in pictures[32:]]
+        raw = io.BytesIO()
+        for part in (pictures[:32], large):
+            with av.open(raw, "w", format="h264") as out:
+                stream = out.add_stream("libx264", rate=10)
+                stream.height, stream.width = part[0].shape[:2]
+                stream.pix_fmt, stream.options = "yuv420p", {"bf": "0", "g": "5", "crf": "20"}
+                for image in part:
+                    out.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+                out.mux(stream.encode(None))
+        raw.seek(0)
+        with av.open(raw, format="h264") as source, av.open(str(root / video(HAND, episode)), "w") as out:
+            stream = out.add_stream_from_template(source.streams.video[0])
+            packets = (packet for packet in source.demux(source.streams.video[0]) if packet.size)
+            for number, packet in enumerate(packets):
+                packet.pts = packet.dts = number
+                packet.time_base, packet.duration, packet.stream = Fraction(1, 10), 1, stream
+                out.mux(packet)
+
+    return damage
 
 
 def same_rows(root: Path) -> None:
@@ -933,6 +977,13 @@ PLANTS: dict[str, list[Plant]] = {
     "video-several-tracks": [
         plant("v2.1", with_second_track(1), file=video(HAND, 1), feature=HAND),
     ],
+    "video-not-mp4": [
+        plant("v2.1", in_matroska(1), file=video(HAND, 1), feature=HAND),
+        plant(
+            "v2.1", write(video(HAND, 1), b"ffconcat version 1.0\nfile episode_000002.mp4\n"), feature=HAND
+        ),
+    ],
+    "video-size-changes": [plant("v2.1", two_sizes(1), deep=True, episode=1, frame=32, feature=HAND)],
     "video-fps-differs": [plant("v2.1", encoded(2, fps=12), file=video(HAND, 2), feature=HAND)],
     "video-not-constant-rate": [
         plant(

@@ -9,9 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from stack.dataset.video_open import MP4_FIRST_BOXES
+
 ONE = 1 << 16  # 1.0 in 16.16 fixed point
 MATRIX_BYTES = 36
 WALKED_MOST = 10_000  # boxes; a damaged file may hold any number
+
+
+def is_mp4(file: Path) -> bool:
+    """Whether a file begins as an MP4 does, or cannot be opened."""
+    try:
+        with file.open("rb") as raw:
+            return raw.read(8)[4:] in MP4_FIRST_BOXES
+    except OSError:
+        return True
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,12 @@ def test_a_dataset_one_folder_below_is_pointed_out(good: dict[str, Path], tmp_pa
     assert "audit inner, not the folder above" in said(audit(tmp_path), "info-missing")
 
 
+def test_an_archive_of_windows_is_pointed_out(good: dict[str, Path], tmp_path: Path) -> None:
+    for file in sorted(p for p in good["v2.1"].rglob("*") if p.is_file()):
+        (tmp_path / str(file.relative_to(good["v2.1"])).replace("/", "\\")).symlink_to(file)
+    assert "backslashes" in said(audit(tmp_path), "info-missing")
+
+
 def test_very_many_features_with_one_fault_are_few_entries(copy_good: Copy) -> None:
     root, many = copy_good("v2.1"), 1000
     table = pq.read_table(root / data(0))

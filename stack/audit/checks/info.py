@@ -94,9 +94,9 @@ def info_whole(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     if INFO not in evidence.files:
         shut = "; the folder meta cannot be listed" if "meta" in evidence.closed else ""
-        inner = next((name for name in evidence.files if name.endswith(f"/{INFO}")), "")
-        below = f"; there is {inner}: audit {inner[: -len(INFO) - 1]}, not the folder above" if inner else ""
-        yield INFO_MISSING.fault(f"the folder has no meta/info.json{shut}{below}", where=Place(INFO))
+        yield INFO_MISSING.fault(
+            f"the folder has no meta/info.json{shut}{_instead(evidence)}", where=Place(INFO)
+        )
         return
     info = evidence.info
     for problem in evidence.problems:
@@ -110,6 +110,16 @@ def info_whole(case: Case) -> Iterator[Fault]:
         yield FPS_NOT_WHOLE.fault(
             f"fps is {evidence.fps}; lerobot's tools take {int(evidence.fps)}", where=Place(INFO)
         )
+
+
+def _instead(evidence: Evidence) -> str:
+    """Where the file is instead, if it can be told."""
+    for name in evidence.files:
+        if name.endswith(f"/{INFO}"):
+            return f"; there is {name}: audit {name[: -len(INFO) - 1]}, not the folder above"
+        if name.replace("\\", "/") == INFO:
+            return f"; there is '{name}': whoever unpacked it took backslashes for letters of the name"
+    return ""
 
 
 def _wrong_keys(evidence: Evidence) -> Iterator[Fault]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.kinds import Case, check, kind
-from stack.audit.tracks import video_tracks
+from stack.audit.tracks import is_mp4, video_tracks
 from stack.dataset.model import Feature
 from stack.dataset.video import VideoInfo
 from stack.faults import Fault, Place
@@ -85,6 +85,15 @@ TURNED = kind(
     "`ffmpeg -i IN.mp4 OUT.mp4` (it turns them), or take off the mark alone: "
     "`ffmpeg -display_rotation 0 -i IN.mp4 -c copy OUT.mp4`",
 )
+NOT_MP4 = kind(
+    "video-not-mp4",
+    "warning",
+    "video",
+    title="a file called .mp4 is of another kind inside",
+    consequence="some decoders go by the contents and read it, others by the name and stop; a text that names "
+    "other files shows the pictures of those",
+    mend="re-wrap it: `ffmpeg -i IN.mp4 -c copy OUT.mp4`, or encode it as H.264 where that is refused",
+)
 SEVERAL = kind(
     "video-several-tracks",
     "warning",
@@ -147,10 +156,12 @@ def video_declared(case: Case) -> Iterator[Fault]:
             )
 
 
-@check("tracks of each video", TURNED, SEVERAL)
+@check("headers of each video", TURNED, SEVERAL, NOT_MP4)
 def video_headers(case: Case) -> Iterator[Fault]:
     turns: dict[str, dict[str, str | None]] = {}
     for camera, file, _ in _each(case):
+        if not is_mp4(case.evidence.root / file):
+            yield NOT_MP4.fault(f"{file} is no MP4 inside", where=Place(file, feature=camera))
         tracks = video_tracks(case.evidence.root / file)
         turns.setdefault(camera, {})[file] = tracks.turn if tracks else None
         if tracks and tracks.count > 1:

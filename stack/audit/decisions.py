@@ -31,6 +31,7 @@ DROP = frozenset(
     {
         "rows-not-finite",
         "video-undecodable",
+        "video-size-changes",
         "video-missing",
         "video-length-differs",
         "file-missing",

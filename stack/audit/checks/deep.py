@@ -84,8 +84,8 @@ SIZE_CHANGES = kind(
     "error",
     "video",
     title="pictures within one file differ in size",
-    consequence="a loader gets pictures of two sizes from one camera: batches cannot be stacked, or a decoder "
-    "that is set up for the first size gives garbage",
+    consequence="a loader gets pictures of two sizes from one camera: batches cannot be stacked, or a "
+    "decoder that is set up for the first size gives garbage",
     mend="exclude the episode, or encode the file anew at one size",
 )
 

@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,7 +117,7 @@ class Rows:
     count: int
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def lengths(self) -> dict[int, int]:
         """Rows of each episode."""
         lengths: dict[int, int] = {}
@@ -124,10 +125,13 @@ class Rows:
             lengths[span.episode] = lengths.get(span.episode, 0) + span.count
         return lengths
 
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.array([span.start for span in self.spans], np.int64)
+
     def place(self, row: int, feature: str | None = None, channel: str | None = None) -> Place:
         """Where a row is: file, episode, and frame counted from the episode's first row."""
-        starts = [span.start for span in self.spans]
-        at = int(np.searchsorted(starts, row, side="right")) - 1
+        at = int(np.searchsorted(self._starts, row, side="right")) - 1
         if at < 0:
             return Place(feature=feature, channel=channel)
         span = self.spans[at]

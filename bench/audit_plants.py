@@ -736,8 +736,8 @@ PLANTS: dict[str, list[Plant]] = {
         plant(
             "v3.0", in_column(EPISODE_TABLE, "data/file_index", at(1, None)), file=EPISODE_TABLE, episode=1
         ),
-        plant("v3.0", over_two_files, episode=1),
     ],
+    "episode-over-files": [plant("v3.0", over_two_files, file=EPISODE_TABLE, episode=1)],
     "column-missing": [
         plant(
             "v2.1", in_table(data(1), lambda t: t.drop_columns(["action"])), file=data(1), feature="action"
@@ -984,6 +984,9 @@ PLANTS: dict[str, list[Plant]] = {
         ),
     ],
     "video-size-changes": [plant("v2.1", two_sizes(1), deep=True, episode=1, frame=32, feature=HAND)],
+    "video-copied": [
+        plant("v2.1", copied(video(HAND, 1), video(HAND, 2)), file=video(HAND, 2), episode=2, feature=HAND),
+    ],
     "video-fps-differs": [plant("v2.1", encoded(2, fps=12), file=video(HAND, 2), feature=HAND)],
     "video-not-constant-rate": [
         plant(

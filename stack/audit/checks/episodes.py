@@ -63,6 +63,16 @@ FILE_INDEX_WRONG = kind(
     "where there is no number (lerobot issues 2401, 2429)",
     mend="write the chunk and file that hold the rows; `stack prepare` does",
 )
+OVER_FILES = kind(
+    "episode-over-files",
+    "warning",
+    "files",
+    title="the rows of an episode lie in several files (v3.0)",
+    consequence="loading works; the episode table can name one file only, so that lerobot's merge, delete "
+    "and split lose the rest, and `stack convert` and its like refuse the dataset",
+    mend="join these row files into the first, in their order (`pyarrow.concat_tables`), and delete the "
+    "others; then `stack mend SOURCE TARGET`: it writes the episode table anew",
+)
 ROW_GROUPS = kind(
     "row-groups-not-per-episode",
     "note",
@@ -145,7 +155,7 @@ def episode_lengths(case: Case) -> Iterator[Fault]:
         )
 
 
-@check("each episode's range of rows (v3.0)", RANGE_WRONG, FILE_INDEX_WRONG)
+@check("each episode's range of rows (v3.0)", RANGE_WRONG, FILE_INDEX_WRONG, OVER_FILES)
 def episode_ranges(case: Case) -> Iterator[Fault]:
     evidence, rows = case.evidence, case.evidence.rows
     if not evidence.is_v3 or rows.unread:
@@ -159,9 +169,9 @@ def episode_ranges(case: Case) -> Iterator[Fault]:
             continue
         span = first[entry.index]
         if len(files[entry.index]) > 1:
-            yield FILE_INDEX_WRONG.fault(
-                f"the rows of episode {entry.index} lie in {len(files[entry.index])} files, of which a table"
-                f" can name one: {', '.join(list(files[entry.index])[:3])}",
+            yield OVER_FILES.fault(
+                f"the rows of episode {entry.index} lie in {len(files[entry.index])} files:"
+                f" {', '.join(list(files[entry.index])[:3])}",
                 where=Place(entry.file, entry.index),
             )
         got = tuple(whole(entry.raw.get(f"dataset_{end}_index")) for end in ("from", "to"))

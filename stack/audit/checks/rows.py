@@ -218,9 +218,9 @@ def episode_short(case: Case) -> Iterator[Fault]:
         share = padded_share(list(lengths.values()), horizon)
         message += f"; {share:.1%} of all action steps lie past an episode's end"
         data["padded_frac"] = share
-    first = min(short, key=lambda e: short[e])
-    place = next(Place(span.file, first) for span in case.evidence.rows.spans if span.episode == first)
-    yield TOO_SHORT.fault(message, where=place, count=len(short), data=data)
+    files = {span.episode: span.file for span in reversed(case.evidence.rows.spans)}
+    places = tuple(Place(files[e], e) for e in sorted(short, key=lambda e: short[e]))
+    yield TOO_SHORT.fault(message, places=places, count=len(short), data=data)
 
 
 @check("equal episodes", DUPLICATE)

@@ -92,7 +92,7 @@ NOT_MP4 = kind(
     title="a file called .mp4 is of another kind inside",
     consequence="some decoders go by the contents and read it, others by the name and stop; a text that "
     "names other files shows the pictures of those",
-    mend="re-wrap it: `ffmpeg -i IN.mp4 -c copy OUT.mp4`, or encode it as H.264 where that is refused",
+    mend="`stack prepare` writes MP4; by hand: `ffmpeg -i IN.mp4 -c copy OUT.mp4`",
 )
 SEVERAL = kind(
     "video-several-tracks",

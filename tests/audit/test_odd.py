@@ -17,9 +17,22 @@ import pytest
 
 import stack.audit.html
 import stack.audit.text
-from bench.audit_plants import HAND, HEAD, INFO, TASKS, data, in_json, in_lines, in_text, turned, video
+from bench.audit_plants import (
+    HAND,
+    HEAD,
+    INFO,
+    TASKS,
+    data,
+    in_json,
+    in_lines,
+    in_text,
+    over_two_files,
+    turned,
+    video,
+)
 from stack.audit import AuditReport, PolicyNeeds, audit
 from stack.audit.folding import FEATURES_MOST
+from stack.audit.mend import mend
 from stack.audit.pictures import Picture, strips
 from stack.audit.tracks import VideoTracks, video_tracks
 
@@ -186,3 +199,30 @@ def test_a_picture_far_behind_its_key_frame_is_given_up(
     assert time.monotonic() - started < 10 and left_out == 0
     (picture,) = strip.pictures
     assert isinstance(picture, Picture) and picture.jpeg is None and "key frame" in picture.why
+
+
+def test_every_short_episode_is_named_and_none_stops_the_training(good: dict[str, Path]) -> None:
+    """Of 56, 64, 64 and 80 frames."""
+    report = audit(good["v3.0"], policy=PolicyNeeds(action_horizon=65))
+    assert [decision.choice for decision in report.decisions] == ["look", "look", "look", "use"]
+    page = stack.audit.html.render(report)
+    assert "episodes &quot;0-2&quot;, and use or exclude them" in page
+    assert "Then train on it" in page and "Audit again" not in page
+
+
+def test_where_nothing_would_be_left_a_new_delivery_is_asked_for(copy_good: Copy) -> None:
+    root = copy_good("v2.1")
+    for episode in range(4):
+        (root / data(episode)).write_bytes(b"")
+    assert "nothing would be left, ask for a new delivery" in stack.audit.html.render(audit(root))
+
+
+def test_an_episode_in_two_files_is_mended_as_its_entry_says(copy_good: Copy, tmp_path: Path) -> None:
+    root = copy_good("v3.0")
+    over_two_files(root)
+    assert not audit(root).of("timestamps-off")  # frames go on counting in the second file
+    first, second = (root / f"data/chunk-000/file-{n:03d}.parquet" for n in range(2))
+    pq.write_table(pa.concat_tables([pq.read_table(first), pq.read_table(second)]), first)
+    second.unlink()
+    done = mend(root, tmp_path / "mended")
+    assert done.ok and not audit(tmp_path / "mended").of("episode-over-files")

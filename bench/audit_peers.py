@@ -90,6 +90,14 @@ def _kalanos(out: str, _: Path) -> set[str]:
 def _deepen(out: str, _: Path) -> set[str]:
     report = json.loads(out)
     said = {f"{name} {c['defective']}" for name, c in report["defect_classes"].items() if c["defective"]}
+    said |= {f"episodes {len(report['episodes'])}", f"grade {report['overall']['grade']}"}
+    said |= {f"warning {warning}" for warning in report["warnings"]}
+    for episode in report["episodes"]:
+        said |= {
+            f"episode {episode['episode_id']} {c['check_id']} {c['severity']}"
+            for c in episode["checks"]
+            if c["severity"] in ("warn", "fail")
+        }
     said |= {
         f"{n} {c['counts']}" for n, c in report["training_value"].items() if set(c["counts"]) != {"pass"}
     }
@@ -98,8 +106,8 @@ def _deepen(out: str, _: Path) -> set[str]:
 
 
 def _embodied(out: str, _: Path) -> set[str]:
-    lines = [" ".join(line.strip("│ ").split()) for line in out.splitlines()]
-    return {line for line in lines if any(word in line for word in ("FAIL", "WARN", "SKIP", "Error"))}
+    results = json.loads(out)["results"]
+    return {f"{r['name']} {r['status']} {r['detail']}" for r in results if r["status"] != "PASS"}
 
 
 PEERS = (
@@ -136,7 +144,7 @@ PEERS = (
     Peer(
         "embodied",
         "embodied-data==0.3.1",
-        lambda r, f, deep: ["embodied-data", "validate", str(r)],
+        lambda r, f, deep: ["embodied-data", "--json", "validate", str(r)],
         _embodied,
         frozenset({"v3.0"}),
     ),

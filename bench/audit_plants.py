@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import shutil
+import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.audit_good import CAMERAS, LENGTHS, WIDTH, encode, pictures_into_rows, to_png
+from bench.audit_good import CAMERAS, LENGTHS, WIDTH, encode, pictures_into_rows, pictures_of, to_png
 from stack.faults import Place
 
 HEAD, HAND = "observation.images.head", "observation.images.hand"
@@ -57,6 +58,15 @@ def without(key: str) -> Damage:
 
 def in_feature(name: str, **values: Any) -> Damage:
     return in_json(INFO, lambda info: info["features"][name].update(values))
+
+
+def in_text(file: str, old: str, new: str) -> Damage:
+    def damage(root: Path) -> None:
+        text = (root / file).read_text()
+        assert old in text
+        (root / file).write_text(text.replace(old, new, 1))
+
+    return damage
 
 
 def in_lines(file: str, change: Callable[[list[Any]], None]) -> Damage:
@@ -231,6 +241,100 @@ def nothing_recorded(root: Path) -> None:
 
 def doubled_action(table: pa.Table) -> pa.Table:
     return table.append_column("action", table.column("action"))
+
+
+def turned(*episodes: int, matrix: tuple[int, int, int, int] = (0, 1, -1, 0)) -> Damage:
+    """The track header of the hand camera's videos asks for a turn, by default a quarter to the right."""
+
+    def damage(root: Path) -> None:
+        for episode in episodes:
+            file = root / video(HAND, episode)
+            content = bytearray(file.read_bytes())
+            at = content.index(b"tkhd") + 4 + 40
+            a, b, c, d = (part << 16 for part in matrix)
+            content[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+            file.write_bytes(content)
+
+    return damage
+
+
+def with_second_track(episode: int) -> Damage:
+    """The other camera's pictures as a second video track of the hand camera's file."""
+
+    def damage(root: Path) -> None:
+        file, other = root / video(HAND, episode), root / video(HEAD, episode)
+        both = file.with_suffix(".both.mp4")
+        with av.open(str(file)) as first, av.open(str(other)) as second, av.open(str(both), "w") as out:
+            streams = [out.add_stream_from_template(source.streams.video[0]) for source in (first, second)]
+            for source, stream in zip((first, second), streams, strict=True):
+                for packet in source.demux(source.streams.video[0]):
+                    if packet.size:
+                        packet.stream = stream
+                        out.mux(packet)
+        both.replace(file)
+
+    return damage
+
+
+def renamed_feature(info: dict[str, Any]) -> None:
+    info["features"]["left/action"] = dict(info["features"]["action"])
+
+
+def beyond_float32(root: Path) -> None:
+    """One value of float64 that float32 turns into infinity."""
+    in_column(data(2), "action", one_element(20, 1, 1e300), pa.list_(pa.float64()))(root)
+
+
+def over_two_files(root: Path) -> None:
+    """The last rows of episode 1 in the next file."""
+    one, two = (root / f"data/chunk-000/file-{n:03d}.parquet" for n in range(2))
+    rows, more = pq.read_table(one), pq.read_table(two)
+    pq.write_table(rows.slice(0, 100), one)
+    pq.write_table(pa.concat_tables([rows.slice(100), more]), two)
+
+
+def in_matroska(episode: int) -> Damage:
+    """The same packets in another container, under the old name."""
+
+    def damage(root: Path) -> None:
+        file = root / video(HAND, episode)
+        other = file.with_suffix(".mkv")
+        with av.open(str(file)) as source, av.open(str(other), "w") as out:
+            stream = out.add_stream_from_template(source.streams.video[0])
+            for packet in source.demux(source.streams.video[0]):
+                if packet.size:
+                    packet.stream = stream
+                    out.mux(packet)
+        other.replace(file)
+
+    return damage
+
+
+def two_sizes(episode: int) -> Damage:
+    """From frame 32 on the hand camera's pictures are twice as large; the packets stand in one MP4."""
+
+    def damage(root: Path) -> None:
+        pictures = pictures_of(episode, HAND)
+        large = [np.kron(image, np.ones((2, 2, 1), np.uint8)) for image in pictures[32:]]
+        raw = io.BytesIO()
+        for part in (pictures[:32], large):
+            with av.open(raw, "w", format="h264") as out:
+                stream = out.add_stream("libx264", rate=10)
+                stream.height, stream.width = part[0].shape[:2]
+                stream.pix_fmt, stream.options = "yuv420p", {"bf": "0", "g": "5", "crf": "20"}
+                for image in part:
+                    out.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+                out.mux(stream.encode(None))
+        raw.seek(0)
+        with av.open(raw, format="h264") as source, av.open(str(root / video(HAND, episode)), "w") as out:
+            stream = out.add_stream_from_template(source.streams.video[0])
+            packets = (packet for packet in source.demux(source.streams.video[0]) if packet.size)
+            for number, packet in enumerate(packets):
+                packet.pts = packet.dts = number
+                packet.time_base, packet.duration, packet.stream = Fraction(1, 10), 1, stream
+                out.mux(packet)
+
+    return damage
 
 
 def same_rows(root: Path) -> None:
@@ -478,6 +582,16 @@ PLANTS: dict[str, list[Plant]] = {
     "info-key-wrong": [
         plant("v2.1", in_info(fps="ten"), file=INFO, feature="fps"),
         plant("v2.1", in_json(INFO, lambda info: info.pop("codebase_version")), feature="codebase_version"),
+        plant("v3.0", without("data_path"), file=INFO, feature="data_path"),
+        plant("v2.1", in_info(video_path=None), file=INFO, feature="video_path"),
+        plant("v2.1", in_info(chunks_size=0), file=INFO, feature="chunks_size"),
+        plant("v3.0", without("chunks_size"), feature="chunks_size", severity="warning"),
+        plant("v2.1", without("robot_type"), feature="robot_type", severity="warning"),
+    ],
+    "meta-json-doubtful": [
+        plant("v2.1", in_text(INFO, '"fps": 10,', '"fps": 30, "fps": 10,'), file=INFO),
+        plant("v3.0", in_text(INFO, '"robot_type": "arm"', '"robot_type": NaN'), file=INFO),
+        plant("v2.1", in_text(TASKS, '"task_index": 1', '"task_index": 0, "task_index": 1'), file=TASKS),
     ],
     "version-differs": [plant("v3.0", in_info(codebase_version="v2.1"), file=INFO)],
     "format-needs-conversion": [plant("v2.1", nothing, file=INFO)],
@@ -604,6 +718,14 @@ PLANTS: dict[str, list[Plant]] = {
             "stats-quantiles-wrong",
             episode=3,
         ),
+        plant(
+            "v2.1",
+            in_table(data(1), lambda t: t.slice(0, 0)),
+            "totals-lie",
+            "index-gaps",
+            "video-length-differs",
+            episode=1,
+        ),
     ],
     "rows-range-wrong": [
         plant("v3.0", in_column(EPISODE_TABLE, "dataset_from_index", at(2, lambda v: v + 1)), episode=2),
@@ -615,6 +737,7 @@ PLANTS: dict[str, list[Plant]] = {
             "v3.0", in_column(EPISODE_TABLE, "data/file_index", at(1, None)), file=EPISODE_TABLE, episode=1
         ),
     ],
+    "episode-over-files": [plant("v3.0", over_two_files, file=EPISODE_TABLE, episode=1)],
     "column-missing": [
         plant(
             "v2.1", in_table(data(1), lambda t: t.drop_columns(["action"])), file=data(1), feature="action"
@@ -711,6 +834,9 @@ PLANTS: dict[str, list[Plant]] = {
             severity="note",
         ),
     ],
+    "feature-name-unfit": [
+        plant("v2.1", in_json(INFO, renamed_feature), "column-missing", feature="left/action"),
+    ],
     "feature-fps-entry": [plant("v2.1", in_feature("action", fps=10), feature="action")],
     "extra-policy-feature": [plant("v2.1", with_extra, feature="action.raw")],
     "rows-not-finite": [
@@ -749,6 +875,7 @@ PLANTS: dict[str, list[Plant]] = {
             channel="joint_2 [2]",
         ),
         plant("v2.1", in_column(data(1), "timestamp", at(3, None)), episode=1, frame=3, feature="timestamp"),
+        plant("v2.1", beyond_float32, STALE, file=data(2), episode=2, frame=20, feature="action"),
     ],
     "index-gaps": [
         plant(
@@ -843,6 +970,23 @@ PLANTS: dict[str, list[Plant]] = {
         ),
     ],
     "video-size-differs": [plant("v2.1", encoded(1, size=(64, 48)), file=video(HAND, 1), feature=HAND)],
+    "video-turned": [
+        plant("v2.1", turned(0, 1, 2, 3), feature=HAND),
+        plant("v2.1", turned(1), file=video(HAND, 1), feature=HAND),
+    ],
+    "video-several-tracks": [
+        plant("v2.1", with_second_track(1), file=video(HAND, 1), feature=HAND),
+    ],
+    "video-not-mp4": [
+        plant("v2.1", in_matroska(1), file=video(HAND, 1), feature=HAND),
+        plant(
+            "v2.1", write(video(HAND, 1), b"ffconcat version 1.0\nfile episode_000002.mp4\n"), feature=HAND
+        ),
+    ],
+    "video-size-changes": [plant("v2.1", two_sizes(1), deep=True, episode=1, frame=32, feature=HAND)],
+    "video-copied": [
+        plant("v2.1", copied(video(HAND, 1), video(HAND, 2)), file=video(HAND, 2), episode=2, feature=HAND),
+    ],
     "video-fps-differs": [plant("v2.1", encoded(2, fps=12), file=video(HAND, 2), feature=HAND)],
     "video-not-constant-rate": [
         plant(

@@ -31,6 +31,7 @@ DROP = frozenset(
     {
         "rows-not-finite",
         "video-undecodable",
+        "video-size-changes",
         "video-missing",
         "video-length-differs",
         "file-missing",
@@ -82,6 +83,7 @@ LOOKED_AT_GROUPS = ("rows", "time", "video", "unchecked")
 MOST_FRAC = 0.5  # a delivery of which more than this must go is better sent back
 SHOWN = 3
 COMMENT_CHARACTERS = 240
+COMMENTED = 200  # episodes; the reports have the reasons of all
 
 
 @dataclass(frozen=True)
@@ -251,13 +253,15 @@ def _comments(decisions: Sequence[Decision]) -> Iterator[str]:
         yield f"# {summary(decisions)}"
     if dropped > MOST_FRAC * len(decisions):
         yield f"# {dropped} of {len(decisions)} episodes must go: better ask for a new delivery."
-    for choice in ("drop", "look"):
-        for decision in chosen(decisions, choice):
-            why = "; ".join(f"{r.code} ({r.message})" for r in decision.reasons[:SHOWN])
-            more = f"; and {len(decision.reasons) - SHOWN} more" if len(decision.reasons) > SHOWN else ""
-            text = plain_line(f"{choice} {decision.episode}: {why}{more}")
-            short = textwrap.shorten(text, COMMENT_CHARACTERS, placeholder=" ...")
-            yield from textwrap.wrap(short, 90, initial_indent="# ", subsequent_indent="#   ")
+    odd = [decision for choice in ("drop", "look") for decision in chosen(decisions, choice)]
+    for decision in odd[:COMMENTED]:
+        why = "; ".join(f"{r.code} ({r.message})" for r in decision.reasons[:SHOWN])
+        more = f"; and {len(decision.reasons) - SHOWN} more" if len(decision.reasons) > SHOWN else ""
+        text = plain_line(f"{decision.choice} {decision.episode}: {why}{more}")
+        short = textwrap.shorten(text, COMMENT_CHARACTERS, placeholder=" ...")
+        yield from textwrap.wrap(short, 90, initial_indent="# ", subsequent_indent="#   ")
+    if len(odd) > COMMENTED:
+        yield f"# And {len(odd) - COMMENTED} episodes more; the reports have their reasons."
 
 
 def plain_line(text: str) -> str:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from stack.dataset.stats import Stats
     from stack.dataset.video import VideoInfo
 
+DOUBTS_SHOWN = 3
+
 
 @dataclass(frozen=True)
 class EpisodeEntry:
@@ -115,8 +117,8 @@ class Evidence:
         if "meta/info.json" not in self.files:
             return {}
         try:
-            info = parse_json((self.root / "meta/info.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            info = self._parsed("meta/info.json", nan_is_doubtful=True)
+        except (OSError, ValueError) as error:
             self.problems.append(self.explain("meta/info.json", error))
             return {}
         if isinstance(info, dict):
@@ -124,6 +126,21 @@ class Evidence:
         kind = type(info).__name__
         self.problems.append(Problem("meta/info.json", Trouble.NOT_JSON, f"it holds a {kind}, not an object"))
         return {}
+
+    def _parsed(self, relative: str, *, nan_is_doubtful: bool = False) -> Any:
+        text = (self.root / relative).read_text(encoding="utf-8")
+        doubts: list[str] = []
+        value = parse_json(text, doubts=doubts, nan_is_doubtful=nan_is_doubtful)
+        self.doubt(relative, doubts)
+        return value
+
+    def doubt(self, relative: str, doubts: list[str], line: int | None = None) -> None:
+        """Note what readers of a JSON text understand differently."""
+        doubts = list(dict.fromkeys(doubts))
+        if doubts:
+            more = f"; and {len(doubts) - DOUBTS_SHOWN} more" if len(doubts) > DOUBTS_SHOWN else ""
+            said = "; ".join(doubts[:DOUBTS_SHOWN]) + more
+            self.problems.append(Problem(relative, Trouble.DOUBTFUL_JSON, said, line))
 
     def explain(self, relative: str, error: Exception) -> Problem:
         """The most telling reason why a file could not be read."""
@@ -201,8 +218,8 @@ class Evidence:
         if "meta/stats.json" not in self.files:
             return None
         try:
-            stats = parse_json((self.root / "meta/stats.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            stats = self._parsed("meta/stats.json")
+        except (OSError, ValueError) as error:
             self.problems.append(self.explain("meta/stats.json", error))
             return None
         if not isinstance(stats, dict):
@@ -217,8 +234,8 @@ class Evidence:
         if name not in self.files:
             return None
         try:
-            provenance = parse_json((self.root / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            provenance = self._parsed(name)
+        except (OSError, ValueError) as error:
             self.problems.append(self.explain(name, error))
             return None
         if isinstance(provenance, dict):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.declared import channel_name, field_of
+from stack.audit.rows import finite
 from stack.dataset.stats import Stats, vector_stats
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def usable_rows(evidence: Evidence, name: str) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     good = column.present.copy()
     if column.values.dtype.kind == "f":
-        good &= np.isfinite(column.values).all(axis=1)
+        good &= finite(column.values).all(axis=1)
     return np.flatnonzero(good)
 
 
@@ -111,6 +112,13 @@ def normalise(
         return np.asarray(np.float32(2.0) * (values.astype(np.float32) - low) / span - np.float32(1.0))
 
 
+def _magnitudes(values: NDArray[Any], q01: Any, q99: Any, span_added: float | None) -> NDArray[np.float32]:
+    """|y| of finite values; infinite where float32 cannot hold it, also where infinities cancel to NaN."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        y = np.abs(normalise(values, q01, q99, span_added))
+    return np.where(np.isnan(y), np.float32(np.inf), y)
+
+
 def quantiles_for_training(
     evidence: Evidence, name: str, needs: PolicyNeeds
 ) -> tuple[str, NDArray[Any], NDArray[Any]] | None:
@@ -145,7 +153,7 @@ def _channels(evidence: Evidence, name: str, needs: PolicyNeeds) -> list[Channel
     losses = _worst_chunks(evidence, rows, values, q01, q99, needs) if name == ACTION else None
     found = []
     for c in range(column.width):
-        y = np.abs(normalise(values[:, c], q01[c : c + 1], q99[c : c + 1], needs.span_added))
+        y = _magnitudes(values[:, c], q01[c : c + 1], q99[c : c + 1], needs.span_added)
         worst = int(y.argmax())
         found.append(
             Channel(
@@ -182,7 +190,7 @@ def _worst_chunks(
         first, last = np.searchsorted(rows, [span.start, span.start + span.count])
         if not span.count or first == last:
             continue
-        y = normalise(values[first:last], q01, q99, needs.span_added).astype(np.float64)
+        y = _magnitudes(values[first:last], q01, q99, needs.span_added).astype(np.float64)
         squares = np.zeros((span.count, values.shape[1]))
         squares[rows[first:last] - span.start] = y**2
         padded = np.concatenate([squares, np.repeat(squares[-1:], horizon - 1, axis=0)])

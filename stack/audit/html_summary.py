@@ -96,7 +96,9 @@ def steps(report: AuditReport) -> list[str]:
     if dropped:
         own = [decision.episode for decision in dropped]
         text = f"Leave out {plural(len(own), 'episode')} of {len(report.decisions)} ({in_ranges(own)})"
-        if len(own) > MOST_FRAC * len(report.decisions):
+        if len(own) == len(report.decisions):
+            text += ": nothing would be left, ask for a new delivery"
+        elif len(own) > MOST_FRAC * len(report.decisions):
             text += "; with so many, better ask for a new delivery"
         codes = left & _only_in_episodes(report)
         found.append(f"{esc(text)}: <code>exclude_episodes: [{esc(in_ranges(own))}]</code>. {_named(codes)}")
@@ -105,7 +107,9 @@ def steps(report: AuditReport) -> list[str]:
         own = [decision.episode for decision in looked]
         codes = {r.code for d in looked for r in d.reasons} & left
         shown = f"episode {in_ranges(own)}" if len(own) == 1 else f"episodes {in_ranges(own)}"
-        found.append(f"Look at {esc(shown)}, pictures below, and use or exclude them. {_named(codes)}")
+        has_frames = any(f.where.frame is not None for f in serious if f.code in codes)
+        below = " (pictures of the places stand below)" if has_frames else ""
+        found.append(f"Look at {esc(shown)}{below}, and use or exclude them. {_named(codes)}")
         left -= codes
     decide = [line for line in source_lines(report) if line.startswith("decide")]
     if decide:
@@ -129,6 +133,8 @@ def steps(report: AuditReport) -> list[str]:
         )
     if not serious:
         return ["Train on it."]
+    if report.ok and not (dropped or decide or report.slice or left):
+        return [*found, "Then train on it: nothing here stops a training or makes it wrong."]
     return [*found, "Audit again what <code>stack prepare</code> wrote, before it goes to a training."]
 
 

@@ -109,7 +109,7 @@ class Kind:
         return Fault(
             code=self.code,
             severity=chosen,
-            message=message,
+            message=_shortened(message),
             consequence=consequence or self.consequence,
             mend=mend or self.mend,
             where=where or (places[0] if places else Place()),
@@ -117,6 +117,15 @@ class Kind:
             places=places,
             data=data or {},
         )
+
+
+MESSAGE_MOST = 2000  # characters: texts of a delivery may be of any length
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= MESSAGE_MOST:
+        return message
+    return f"{message[: MESSAGE_MOST - 100]} ... ({len(message):,} characters)"
 
 
 CheckFunction = Callable[[Case], Iterable[Fault]]

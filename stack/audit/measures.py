@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stack.audit.rows import in_episode
+
 if TYPE_CHECKING:
     from stack.audit.evidence import Evidence
 
@@ -74,9 +76,9 @@ def _clock(evidence: Evidence) -> Iterator[ClockCurve]:
     column, fps = evidence.rows.columns.get("timestamp"), evidence.fps
     if column is None or column.values is None or column.width != 1 or fps is None:
         return
-    for span in evidence.rows.spans:
+    for span, offset in in_episode(evidence.rows.spans):
         own = column.values[span.start : span.start + span.count, 0].astype(np.float64)
-        off = own * fps - np.arange(span.count)
+        off = own * fps - np.arange(offset, offset + span.count)
         finite = np.flatnonzero(np.isfinite(off))
         if not len(finite):
             continue

@@ -142,7 +142,7 @@ def mend(
         return Mended(source, target, repairs, left, before, None)
     with whole_folder(target) as partial:
         log(f"mend: copying {len(evidence.files)} files")
-        shutil.copytree(source, partial, dirs_exist_ok=True)
+        _copy(evidence, partial)
         for step in steps:
             log(f"mend: {step.file}: {step.text}")
             _apply(step, partial)
@@ -151,6 +151,21 @@ def mend(
         _same_values(evidence, copy)
     after = replace(after, facts=replace(after.facts, name=target.name))
     return Mended(source, target, repairs, left, before, after)
+
+
+def _copy(evidence: Evidence, target: Path) -> None:
+    """All files that the audit saw, links as what they lead to; what is no file stays behind."""
+    for name in evidence.files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copy2(evidence.root / name, target / name)
+        except PermissionError as error:
+            raise BadRequest(
+                "mend-cannot-read",
+                f"the file cannot be copied: {error.strerror}",
+                where=str(evidence.root / name),
+                do="give yourself the right to read it, or take it out of the source",
+            ) from error
 
 
 def _apply(step: Step, root: Path) -> None:

@@ -17,6 +17,7 @@ from stack.audit.declared import flat_names
 from stack.audit.evidence import Evidence, whole
 from stack.audit.layout import DEFAULT_TEMPLATES, named_data_file
 from stack.audit.mend_declared import declared_changes
+from stack.audit.mend_keys import key_changes
 from stack.audit.mend_step import Left, Step
 from stack.files import read_json, write_json, write_text
 
@@ -65,6 +66,7 @@ def _info_changes(evidence: Evidence) -> Iterator[tuple[str, str, Callable[[Info
         )
         yield "version-differs", text, _set("codebase_version", evidence.version)
     yield from _templates(evidence)
+    yield from key_changes(evidence)
     yield from declared_changes(evidence)
     for name, feature in evidence.features.items():
         if "fps" in feature.raw:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.catalogue import load_kinds
+from stack.audit.deadline import TimeUp, deadline
 from stack.audit.measures import ClipAt
 from stack.audit.report import AuditReport
 from stack.audit.shelter import DECODE_BYTES_A_SECOND, reading
@@ -22,6 +24,8 @@ WIDTH_PIXELS = 240
 QUALITY = 5  # MJPEG's quantiser, 2 best to 31 worst
 MOST = 36
 MOST_BYTES = 1_500_000
+MOST_S = 20.0  # for all pictures; one may lie thousands of frames behind its key frame
+ONE_S = 10.0
 PLACES = 2  # of a fault: the first ones are the first or the worst, as its check sorts them
 # Around the place: the last good picture, the place itself, and one further on.
 SHOWN_GROUPS = ("rows", "time", "video")
@@ -64,11 +68,12 @@ def strips(report: AuditReport, root: Path) -> tuple[list[Strip], int]:
     """Pictures of faults' places, errors first, and how many places were left out for size."""
     found: list[Strip] = []
     left_out = taken = size = 0
+    until = time.monotonic() + MOST_S
     for fault, place in _places(report):
         wanted = _wanted(report, fault, place)
         if not wanted:
             continue
-        if taken + len(wanted) > MOST or size > MOST_BYTES:
+        if taken + len(wanted) > MOST or size > MOST_BYTES or time.monotonic() > until:
             left_out += 1
             continue
         pictures = tuple(_take(root, *one) for one in wanted)
@@ -131,9 +136,12 @@ def _take(root: Path, camera: str, episode: int, frame: int, clip: ClipAt, at: i
     from stack.dataset.video import decode
 
     try:
-        with reading(root / clip.file, bytes_a_second=DECODE_BYTES_A_SECOND):
+        with deadline(ONE_S), reading(root / clip.file, bytes_a_second=DECODE_BYTES_A_SECOND):
             (picture,) = decode(root / clip.file, [at])
         return Picture(camera, episode, frame, to_jpeg(picture))
+    except TimeUp:
+        why = f"not decoded within {ONE_S:g} s; it lies far behind a key frame"
+        return Picture(camera, episode, frame, None, why)
     except StackError as error:
         return Picture(camera, episode, frame, None, error.what)
     except Exception as error:  # damaged files find new ways to fail inside the decoder

@@ -6,8 +6,10 @@ Values keep their stored precision. Pooled over 305,425 rows, 199 float32 channe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,18 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
+FLOAT32_BYTES = 4
+FLOAT32_MOST = float(np.finfo(np.float32).max)
+
+
+def finite(values: Array) -> NDArray[np.bool_]:
+    """Which numbers are finite once they are loaded as float32."""
+    good: NDArray[np.bool_] = np.isfinite(values)
+    if values.dtype.kind == "f" and values.dtype.itemsize > FLOAT32_BYTES:
+        good &= (values <= FLOAT32_MOST) & (values >= -FLOAT32_MOST)
+    return good
+
+
 @dataclass(frozen=True)
 class Span:
     """Consecutive rows of one episode: `start` counts over all files in loading order."""
@@ -34,6 +48,15 @@ class Span:
     file: str
     start: int
     count: int
+
+
+def in_episode(spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
+    """Each span with the frame of its episode at which it begins: an episode may lie in several pieces."""
+    before: dict[int, int] = {}
+    for span in spans:
+        offset = before.get(span.episode, 0)
+        before[span.episode] = offset + span.count
+        yield span, offset
 
 
 @dataclass
@@ -45,7 +68,7 @@ class Column:
             column holds no numbers.
         present: (N,) rows that have a value of the right width.
         types: arrow types as stored -> the first file that has it.
-        null_rows: rows that hold a null, whole or in one element.
+        null_rows: rows that hold a null, whole or in one element, ascending.
         odd_widths: (row, width) of rows whose width is not D.
         absent_in: row files without this column.
         texts: stored values of a text column.
@@ -94,7 +117,7 @@ class Rows:
     count: int
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def lengths(self) -> dict[int, int]:
         """Rows of each episode."""
         lengths: dict[int, int] = {}
@@ -102,10 +125,13 @@ class Rows:
             lengths[span.episode] = lengths.get(span.episode, 0) + span.count
         return lengths
 
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.array([span.start for span in self.spans], np.int64)
+
     def place(self, row: int, feature: str | None = None, channel: str | None = None) -> Place:
         """Where a row is: file, episode, and frame counted from the episode's first row."""
-        starts = [span.start for span in self.spans]
-        at = int(np.searchsorted(starts, row, side="right")) - 1
+        at = int(np.searchsorted(self._starts, row, side="right")) - 1
         if at < 0:
             return Place(feature=feature, channel=channel)
         span = self.spans[at]
@@ -137,7 +163,7 @@ def load_rows(evidence: Evidence) -> Rows:
                 parquet = pq.ParquetFile(evidence.root / relative)
                 schema = parquet.schema_arrow
                 names = schema.names
-                twice = sorted({name for name in names if names.count(name) > 1})
+                twice = sorted(name for name, times in Counter(names).items() if times > 1)
                 wanted = [n for n in names if n not in twice and _is_light(schema.field(n).type)]
                 table = parquet.read(columns=wanted)
                 # A damaged page can give offsets beyond the values, at which a later look would crash.

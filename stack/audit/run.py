@@ -13,12 +13,13 @@ from stack.audit.deadline import TimeUp, deadline
 from stack.audit.decisions import Decision, decide
 from stack.audit.evidence import Evidence
 from stack.audit.exact import ACTION, STATE, Channel, channels
+from stack.audit.folding import fold_for_report
 from stack.audit.kinds import Case, Check, PolicyNeeds, kind
 from stack.audit.measures import Measures, measure
 from stack.audit.report import AuditReport, CameraFacts, DatasetFacts, NotRun, Ran
 from stack.audit.shelter import work_bounded
 from stack.errors import BadRequest
-from stack.faults import Fault, Place, fold
+from stack.faults import Fault, Place
 
 UNCHECKED_CHECK = kind(
     "unchecked-check",
@@ -101,7 +102,7 @@ def judge(
         run.stop_early()
     return AuditReport(
         facts=run.facts or _no_facts(evidence),
-        faults=tuple(fold(run.faults)),
+        faults=tuple(fold_for_report(run.faults)),
         ran=tuple(run.ran),
         not_run=tuple(run.not_run),
         policy=policy,

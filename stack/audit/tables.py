@@ -57,10 +57,12 @@ def read_json_lines(evidence: Evidence, relative: str) -> list[Any]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        doubts: list[str] = []
         try:
-            values.append(parse_json(line))
-        except (ValueError, RecursionError) as error:
+            values.append(parse_json(line, doubts=doubts))
+        except ValueError as error:
             evidence.problems.append(Problem(relative, Trouble.NOT_JSON, str(error)[:200], line=number))
+        evidence.doubt(relative, doubts, number)
     return values
 
 

@@ -86,7 +86,8 @@ def takes_of(evidence: Evidence) -> Takes:
 
 
 def _numbers(parts: Sequence[NDArray[np.floating]]) -> NDArray[np.float32]:
-    table = np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+    with np.errstate(over="ignore"):
+        table = np.concatenate([part.astype(np.float32) for part in parts], axis=1)
     directions = np.random.default_rng(0).normal(size=(table.shape[1], DIRECTIONS)).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         squashed = np.sign(table) * np.log1p(np.abs(table) / np.float32(SQUASH))

@@ -11,6 +11,7 @@ from stack.faults import SEVERITIES, Fault
 
 WIDTH = 100
 DECISIONS_SHOWN = 10
+WIDTHS_SHOWN = 20
 _MERGE = {
     "settles": "stack prepare settles it",
     "with a manifest line": "a line in the dataset manifest settles it",
@@ -54,7 +55,8 @@ def _facts(report: AuditReport) -> list[str]:
     ]
     if facts.widths:
         shown = [f"{name} {width}" for name, width in facts.widths.items() if width > 1]
-        lines.append("  widths:  " + (", ".join(shown) or "all 1"))
+        more = f" and {len(shown) - WIDTHS_SHOWN} more" if len(shown) > WIDTHS_SHOWN else ""
+        lines.append("  widths:  " + (", ".join(shown[:WIDTHS_SHOWN]) + more or "all 1"))
     for camera in facts.cameras:
         what = f"{camera.codec} {camera.width}x{camera.height}" if camera.width else camera.codec or "no file"
         lines.append(f"  camera:  {camera.name}  {what}, {camera.files} files, {camera.frames} frames")

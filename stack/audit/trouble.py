@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 LFS_MARK = b"version https://git-lfs"
 PARQUET_MAGIC = b"PAR1"
+NESTED_MOST = 100  # levels; the format needs six
 
 
 class Trouble(Enum):
@@ -18,6 +20,7 @@ class Trouble(Enum):
     LFS_POINTER = "lfs-pointer"
     TRUNCATED = "truncated"
     NOT_JSON = "not-json"
+    DOUBTFUL_JSON = "doubtful-json"
     UNREADABLE = "unreadable"
 
 
@@ -34,19 +37,57 @@ class Problem:
 _LONE = re.compile(r"\\u[dD][89a-fA-F]")  # may be half of a pair; only then are the texts looked at
 
 
-def parse_json(text: str) -> Any:
-    """As `json.loads`, but a text that no file can hold (half a surrogate pair) is an error of the file.
+def parse_json(text: str, *, doubts: list[str] | None = None, nan_is_doubtful: bool = False) -> Any:
+    """As `json.loads`, but what could not be written down again is an error of the file.
+
+    Args:
+        doubts: takes what readers understand differently: keys that stand twice in one object.
+        nan_is_doubtful: also NaN and Infinity, which are no JSON (RFC 8259, 6).
 
     Raises:
-        ValueError, RecursionError: as `json.loads`, and for such texts.
+        ValueError: as `json.loads`; for half a surrogate pair, and for absurd nesting.
     """
-    value = json.loads(text)
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs) and doubts is not None:
+            for key, times in Counter(key for key, _ in pairs).items():
+                values = ", ".join(f"{value!r:.30}" for name, value in pairs if name == key)
+                doubts.extend([f"the key {key!r:.60} stands {times} times: {values:.120}"] * (times > 1))
+        return made
+
+    def constant(name: str) -> float:
+        if nan_is_doubtful and doubts is not None:
+            doubts.append(f"{name} stands where JSON has no such number")
+        return float(name)
+
+    try:
+        value = json.loads(text, object_pairs_hook=once, parse_constant=constant)
+    except RecursionError:
+        raise _nested(text) from None
+    if _nests_beyond(value, NESTED_MOST):
+        raise _nested(text)
     if _LONE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise json.JSONDecodeError("half of a surrogate pair, which is no character", text, 0) from error
     return value
+
+
+def _nested(text: str) -> json.JSONDecodeError:
+    return json.JSONDecodeError(f"nested more than {NESTED_MOST} levels deep", text, 0)
+
+
+def _nests_beyond(value: Any, most: int) -> bool:
+    """Whether lists and objects stand in one another more than so many levels deep."""
+    level = [value]
+    for _ in range(most):
+        children = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list)))
+        level = [item for items in children for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def classify_file(root: Path, relative: str, error: Exception | None = None) -> Problem:

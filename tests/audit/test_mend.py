@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,9 @@ V21: dict[str, tuple[str, Change]] = {
         "totals-lie",
         in_json(INFO, lambda i: i.update(total_frames=9, total_chunks=0, total_videos=1)),
     ),
+    "no-data-path": ("info-key-wrong", in_json(INFO, lambda i: i.pop("data_path"))),
+    "no-video-path": ("info-key-wrong", in_json(INFO, lambda i: i.update(video_path=None))),
+    "chunks": ("info-key-wrong", in_json(INFO, lambda i: i.update(chunks_size=0))),
     "splits": ("splits-lie", in_json(INFO, lambda i: i.update(splits={"train": "0:100"}))),
     "version": ("version-differs", in_json(INFO, lambda i: i.update(codebase_version="v3.0"))),
     "template": ("template-does-not-resolve", moved_videos),
@@ -145,6 +149,10 @@ V21: dict[str, tuple[str, Change]] = {
     "wrong-stats": ("stats-differ", in_stats(lambda s: s["action"].update(max=[9.0] * 6))),
 }
 V30: dict[str, tuple[str, Change]] = {
+    "keys": (
+        "info-key-wrong",
+        in_json(INFO, lambda i: [i.pop(k) for k in ("data_path", "chunks_size", "robot_type")]),
+    ),
     "quantiles": ("stats-quantiles-wrong", in_json(STATS, lambda s: s["action"].update(q99=[0.1] * 6))),
     "no-quantiles": ("stats-quantiles-missing", in_json(STATS, lambda s: s["action"].pop("q01"))),
     "nan": ("stats-not-finite", in_json(STATS, lambda s: s["action"].update(std=[float("nan")] * 6))),
@@ -233,6 +241,31 @@ def test_a_camera_that_was_recorded_is_not_taken_out(
     (left,) = [item for item in done.left if item.code == "camera-without-files"]
     assert "recorded once" in left.why
     assert "NOT mended" in done.text()
+
+
+def test_which_of_two_values_was_meant_is_left(copy_good: Callable[[str], Path], tmp_path: Path) -> None:
+    source = copy_good("v2.1")
+    text = (source / INFO).read_text()
+    (source / INFO).write_text(text.replace('"fps": 10,', '"fps": 30, "fps": 10,', 1))
+    done = mend(source, tmp_path / "mended", dry_run=True)
+    (left,) = [item for item in done.left if item.code == "meta-json-doubtful"]
+    assert left.why.startswith(INFO)
+
+
+def test_what_is_no_file_stays_behind_and_is_not_called_mended(
+    copy_good: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A pipe in place of rows, and a link to a folder above."""
+    source = copy_good("v2.1")
+    (source / data(1)).unlink()
+    os.mkfifo(source / data(1))
+    (source / "data/loop").symlink_to("..")
+    V21["length"][1](source)
+    done = mend(source, tmp_path / "mended")
+    assert not done.ok and done.after is not None and done.after.of("file-missing")
+    assert "NOT mended wholly" in done.text()
+    assert sorted(p.name for p in (tmp_path / "mended").iterdir()) == ["data", "meta", "videos"]
+    assert not (tmp_path / "mended/data/loop").exists()
 
 
 def test_files_that_differ_in_type_are_left(copy_good: Callable[[str], Path], tmp_path: Path) -> None:

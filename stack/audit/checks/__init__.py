@@ -10,6 +10,7 @@ from stack.audit.checks import (  # noqa: F401, I001  (the order is the order of
     time,
     clock,
     video,
+    video_copies,
     clips,
     picture_columns,
     tasks,

@@ -104,6 +104,15 @@ FPS_ENTRY = kind(
     "expected' (lerobot issue 2679)",
     mend="take `fps` out of each feature in info.json; `stack prepare` does",
 )
+NAME = kind(
+    "feature-name-unfit",
+    "warning",
+    "columns",
+    title="a feature's name holds a slash",
+    consequence="lerobot refuses to write or merge such a dataset ('Feature names should not contain'), and "
+    "takes its statistics apart at the slash",
+    mend="rename the feature in info.json, the rows and the statistics",
+)
 EXTRA = kind(
     "extra-policy-feature",
     "warning",
@@ -236,12 +245,14 @@ def _typed(feature: Feature, stored: pa.DataType, file: str) -> Iterator[Fault]:
         yield DTYPE.fault(f"{feature.name} is declared string, but stored as {stored}", where=place)
 
 
-@check("names and further entries of features", NAMES, AXES, FPS_ENTRY, EXTRA)
+@check("names and further entries of features", NAMES, NAME, AXES, FPS_ENTRY, EXTRA)
 def features_described(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     with_fps = []
     for name, feature in evidence.features.items():
         yield from _names(case, feature)
+        if "/" in name:
+            yield NAME.fault(f"the feature is called {name}", where=Place(INFO, feature=name))
         if "fps" in feature.raw:
             with_fps.append(name)
         actions = name.startswith("action") and name != "action"

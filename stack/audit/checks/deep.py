@@ -79,9 +79,28 @@ BORDER = kind(
 )
 
 
-@check("every picture decoded", UNDECODABLE, needs=["deep"])
+SIZE_CHANGES = kind(
+    "video-size-changes",
+    "error",
+    "video",
+    title="pictures within one file differ in size",
+    consequence="a loader gets pictures of two sizes from one camera: batches cannot be stacked, or a "
+    "decoder that is set up for the first size gives garbage",
+    mend="exclude the episode, or encode the file anew at one size",
+)
+
+
+@check("every picture decoded", UNDECODABLE, SIZE_CHANGES, needs=["deep"])
 def pictures(case: Case) -> Iterator[Fault]:
     for scan, at in _files(case):
+        if scan.resized:
+            frame, height, width = scan.resized[0]
+            yield SIZE_CHANGES.fault(
+                f"{len(scan.resized)} pictures of {scan.name} are of another size than the first, from frame"
+                f" {frame} on ({width}x{height})",
+                where=at(frame),
+                count=len(scan.resized),
+            )
         for start, stop in runs_of(_flags(scan.frames, scan.lost)):
             many = f"{stop - start} pictures, frames {start} to {stop - 1}" if stop - start > 1 else "picture"
             what = many if stop - start > 1 else f"frame {start}"

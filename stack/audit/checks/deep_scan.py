@@ -100,6 +100,7 @@ class Scan:
     Attributes:
         decoded: pictures that could be decoded, of `frames`.
         lost: frames that could not be.
+        resized: frames of another size than the first picture: (frame, height, width); compared with nothing.
         digests: (frames,) uint64 of each picture's planes; 0 where lost, black or of one colour.
         coarse: (frames, n) uint8: what is left of each picture in 4 x 4 blocks of brightness; 0 where lost.
     """
@@ -109,6 +110,7 @@ class Scan:
     decoded: int
     lost: tuple[int, ...]
     why_lost: str
+    resized: tuple[tuple[int, int, int], ...]
     black: tuple[Run, ...]
     flat: tuple[Run, ...]
     still: tuple[Run, ...]
@@ -122,11 +124,11 @@ def scan(job: Job) -> Scan:
     """Decode every picture of a file; what cannot be decoded is listed, never raised."""
     try:
         with reading(job.file, bytes_a_second=DECODE_BYTES_A_SECOND):
-            frames, why, pictures = _pictures(job.file, job.stop, job.column)
+            frames, why, pictures, resized = _pictures(job.file, job.stop, job.column)
     except StackError as error:
-        frames, why, pictures = 0, error.what, {}
+        frames, why, pictures, resized = 0, error.what, {}, {}
     except OSError as error:
-        frames, why, pictures = 0, str(error), {}
+        frames, why, pictures, resized = 0, str(error), {}, {}
     digests = np.zeros(frames, np.uint64)
     known = np.zeros(frames, np.bool_)
     width = len(next(iter(pictures.values())).blocks) if pictures else 1
@@ -142,9 +144,10 @@ def scan(job: Job) -> Scan:
     return Scan(
         name=job.name,
         frames=frames,
-        decoded=len(pictures),
-        lost=tuple(np.flatnonzero(~known).tolist()),
+        decoded=len(pictures) + len(resized),
+        lost=tuple(frame for frame in np.flatnonzero(~known).tolist() if frame not in resized),
         why_lost=why,
+        resized=tuple((frame, *size) for frame, size in sorted(resized.items())),
         black=_long(black, BLACK_FRAMES),
         flat=_long(flat, BLACK_FRAMES),
         still=tuple(_still(blocks, digests, black | flat | ~known, job, least)),
@@ -164,8 +167,13 @@ class _Picture:
     is_flat: bool
 
 
-def _pictures(file: Path, stop: Path | None, column: str | None) -> tuple[int, str, dict[int, _Picture]]:
-    """(frames in the file, why some are lost, picture by presentation number)."""
+Sizes = dict[int, tuple[int, int]]  # frame -> height, width
+
+
+def _pictures(
+    file: Path, stop: Path | None, column: str | None
+) -> tuple[int, str, dict[int, _Picture], Sizes]:
+    """(frames in the file, why some are lost, picture by presentation number, those of another size)."""
     from stack.audit.checks.deep_rows import count_rows, row_planes
     from stack.dataset.video_decode import decode_planes
     from stack.dataset.video_index import index_video
@@ -173,14 +181,21 @@ def _pictures(file: Path, stop: Path | None, column: str | None) -> tuple[int, s
     why = ""
     frames = index_video(file).info.frames if column is None else count_rows(file)
     found: dict[int, _Picture] = {}
+    resized: Sizes = {}
+    first: tuple[int, ...] | None = None
     for frame, planes in decode_planes(file) if column is None else row_planes(file, column):
         if stop is not None and len(found) % LOOKS_EVERY == 0 and stop.exists():
             break
         if isinstance(planes, str):
             why = why or planes
-        else:
+            continue
+        height, width = planes[0].shape
+        first = first or (height, width)
+        if (height, width) == first:
             found[frame] = _reduced(planes)
-    return frames, why, found
+        else:
+            resized[frame] = height, width
+    return frames, why, found, resized
 
 
 def _reduced(planes: tuple[NDArray[np.uint8], ...]) -> _Picture:

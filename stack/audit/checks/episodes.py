@@ -63,6 +63,16 @@ FILE_INDEX_WRONG = kind(
     "where there is no number (lerobot issues 2401, 2429)",
     mend="write the chunk and file that hold the rows; `stack prepare` does",
 )
+OVER_FILES = kind(
+    "episode-over-files",
+    "warning",
+    "files",
+    title="the rows of an episode lie in several files (v3.0)",
+    consequence="loading works; the episode table can name one file only, so that lerobot's merge, delete "
+    "and split lose the rest, and `stack convert` and its like refuse the dataset",
+    mend="join these row files into the first, in their order (`pyarrow.concat_tables`), and delete the "
+    "others; then `stack mend SOURCE TARGET`: it writes the episode table anew",
+)
 ROW_GROUPS = kind(
     "row-groups-not-per-episode",
     "note",
@@ -124,7 +134,7 @@ def episode_lengths(case: Case) -> Iterator[Fault]:
     for entry in evidence.episodes:
         if entry.index is None:
             continue
-        if entry.index in counted:
+        if counted.get(entry.index):
             if entry.length != counted[entry.index]:
                 stated = "absent" if entry.length is None else entry.length
                 yield EPISODE_LENGTH.fault(
@@ -145,16 +155,25 @@ def episode_lengths(case: Case) -> Iterator[Fault]:
         )
 
 
-@check("each episode's range of rows (v3.0)", RANGE_WRONG, FILE_INDEX_WRONG)
+@check("each episode's range of rows (v3.0)", RANGE_WRONG, FILE_INDEX_WRONG, OVER_FILES)
 def episode_ranges(case: Case) -> Iterator[Fault]:
     evidence, rows = case.evidence, case.evidence.rows
     if not evidence.is_v3 or rows.unread:
         return
     first = {span.episode: span for span in reversed(rows.spans)}
+    files: dict[int, dict[str, int]] = {}
+    for span in rows.spans:
+        files.setdefault(span.episode, {}).setdefault(span.file, span.start)
     for entry in evidence.episodes:
         if entry.index is None or entry.index not in first:
             continue
         span = first[entry.index]
+        if len(files[entry.index]) > 1:
+            yield OVER_FILES.fault(
+                f"the rows of episode {entry.index} lie in {len(files[entry.index])} files:"
+                f" {', '.join(list(files[entry.index])[:3])}",
+                where=Place(entry.file, entry.index),
+            )
         got = tuple(whole(entry.raw.get(f"dataset_{end}_index")) for end in ("from", "to"))
         right = (span.start, span.start + rows.lengths[entry.index])
         if got != right:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -49,6 +50,15 @@ META_NOT_JSON = kind(
     title="a metadata file, or a line of one, is not JSON",
     consequence="loading stops there, or what the line says is lost",
     mend="correct the line, or write the file again from the rows",
+)
+META_DOUBTFUL = kind(
+    "meta-json-doubtful",
+    "warning",
+    "files",
+    title="a metadata file is JSON that readers understand differently",
+    consequence="of a key that stands twice Python keeps the last value, others the first, or refuse; NaN "
+    "and Infinity are no JSON at all. Which value was meant, nobody can tell",
+    mend="in the file write each key once, and a number or null in place of NaN",
 )
 UNCHECKED_ROWS = kind(
     "unchecked-rows",
@@ -151,6 +161,7 @@ _TROUBLE_KINDS = {
     Trouble.TRUNCATED: FILE_TRUNCATED,
     Trouble.UNREADABLE: FILE_UNREADABLE,
     Trouble.NOT_JSON: META_NOT_JSON,
+    Trouble.DOUBTFUL_JSON: META_DOUBTFUL,
 }
 
 
@@ -161,6 +172,7 @@ _TROUBLE_KINDS = {
     FILE_TRUNCATED,
     FILE_UNREADABLE,
     META_NOT_JSON,
+    META_DOUBTFUL,
     UNCHECKED_ROWS,
     UNCHECKED_VIDEO,
 )
@@ -169,10 +181,11 @@ def files_open(case: Case) -> Iterator[Fault]:
     _ = (evidence.info, evidence.episodes, evidence.tasks, evidence.stats, evidence.episode_stats)
     _ = evidence.provenance
     rows, videos = evidence.rows, evidence.videos
-    problems = {(p.file, p.line): p for p in evidence.problems}
+    problems = {(p.file, p.line, p.trouble): p for p in evidence.problems}
     empty = [n for n, size in evidence.files.items() if size == 0 and n.startswith("meta/")]
     for name in empty:
-        problems.setdefault((name, None), Problem(name, Trouble.EMPTY, "the file has no bytes"))
+        known = (name, None, Trouble.EMPTY)
+        problems.setdefault(known, Problem(name, Trouble.EMPTY, "the file has no bytes"))
     for problem in problems.values():
         if (problem.file, problem.trouble) == ("meta/info.json", Trouble.NOT_JSON):
             continue  # info-not-json says it
@@ -202,6 +215,7 @@ def files_there(case: Case) -> Iterator[Fault]:
     for name, why in layout.bad_templates.items():
         yield TEMPLATE.fault(why, where=Place("meta/info.json", feature=name))
     with_files = {camera for camera, _ in layout.video_of}
+    nearly = {_folded(name): name for name in evidence.files}
     closed = f"; but {', '.join(evidence.closed[:3])} could not be listed" if evidence.closed else ""
     for camera in evidence.cameras:
         if camera not in with_files:
@@ -209,6 +223,7 @@ def files_there(case: Case) -> Iterator[Fault]:
             yield CAMERA_WITHOUT_FILES.fault(
                 f"{camera} is declared as video, but no file of it is there"
                 + (f" (looked for {wanted})" if wanted else "")
+                + _nearly(nearly, wanted)
                 + closed,
                 where=Place("meta/info.json", feature=camera),
             )
@@ -221,11 +236,25 @@ def files_there(case: Case) -> Iterator[Fault]:
                     where=Place(miss.found, miss.episode, feature=miss.template),
                 )
         elif miss.camera is None:
-            yield FILE_MISSING.fault(f"the rows of episode {miss.episode} are not there{closed}", where=place)
-        elif miss.camera in with_files:
-            yield VIDEO_MISSING.fault(
-                f"episode {miss.episode} has no video of {miss.camera}{closed}", where=place
+            near = _nearly(nearly, miss.expected)
+            yield FILE_MISSING.fault(
+                f"the rows of episode {miss.episode} are not there{near}{closed}", where=place
             )
+        elif miss.camera in with_files:
+            near = _nearly(nearly, miss.expected)
+            yield VIDEO_MISSING.fault(
+                f"episode {miss.episode} has no video of {miss.camera}{near}{closed}", where=place
+            )
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _nearly(files: dict[str, str], wanted: str) -> str:
+    """What to say where another file system would take a file that is there for the wanted one."""
+    found = files.get(_folded(wanted)) if wanted else None
+    return f"; {found!a} is there, which differs in case or Unicode form" if found else ""
 
 
 @check("files that nobody named", FILE_UNLISTED, LEFT_OVER)

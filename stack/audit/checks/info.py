@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from stack.audit.declared import declared_features
 from stack.audit.evidence import Evidence, whole
 from stack.audit.kinds import Case, check, kind
 from stack.audit.trouble import Trouble
-from stack.faults import Fault, Place
+from stack.faults import Fault, Place, Severity
 
 INFO = "meta/info.json"
 INFO_MISSING = kind(
@@ -34,7 +35,11 @@ INFO_KEY = kind(
     "files",
     title="a key of info.json that loaders need is absent or of the wrong type",
     consequence="loading stops with a KeyError or TypeError",
-    mend="add the key with the right value",
+    mend="add the key with the right value; `stack prepare` writes all of them anew",
+    also={
+        "warning": "for keys that only merging and recording on need: robot_type, and in v3.0 chunks_size, "
+        "data_files_size_in_mb, video_files_size_in_mb"
+    },
 )
 VERSION = kind(
     "version-differs",
@@ -89,7 +94,9 @@ def info_whole(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     if INFO not in evidence.files:
         shut = "; the folder meta cannot be listed" if "meta" in evidence.closed else ""
-        yield INFO_MISSING.fault(f"the folder has no meta/info.json{shut}", where=Place(INFO))
+        yield INFO_MISSING.fault(
+            f"the folder has no meta/info.json{shut}{_instead(evidence)}", where=Place(INFO)
+        )
         return
     info = evidence.info
     for problem in evidence.problems:
@@ -97,24 +104,47 @@ def info_whole(case: Case) -> Iterator[Fault]:
             yield INFO_NOT_JSON.fault(problem.detail, where=Place(INFO))
     if not info:
         return
-    for key, wanted in (
-        ("codebase_version", 'text such as "v3.0"'),
-        ("fps", "a number above 0"),
-        ("features", "an object with an entry for each feature"),
-    ):
-        good = {
-            "codebase_version": isinstance(info.get(key), str),
-            "fps": evidence.fps is not None,
-            "features": isinstance(info.get(key), dict) and bool(info.get(key)),
-        }[key]
-        if not good:
-            got = repr(info[key])[:60] if key in info else "absent"
-            yield INFO_KEY.fault(f"{key} is {got}; it must be {wanted}", where=Place(INFO, feature=key))
+    yield from _wrong_keys(evidence)
     yield from _wrong_entries(info.get("features"))
     if evidence.fps is not None and evidence.fps != int(evidence.fps):
         yield FPS_NOT_WHOLE.fault(
             f"fps is {evidence.fps}; lerobot's tools take {int(evidence.fps)}", where=Place(INFO)
         )
+
+
+def _instead(evidence: Evidence) -> str:
+    """Where the file is instead, if it can be told."""
+    for name in evidence.files:
+        if name.endswith(f"/{INFO}"):
+            return f"; there is {name}: audit {name[: -len(INFO) - 1]}, not the folder above"
+        if name.replace("\\", "/") == INFO:
+            return f"; there is '{name}': whoever unpacked it took backslashes for letters of the name"
+    return ""
+
+
+def _wrong_keys(evidence: Evidence) -> Iterator[Fault]:
+    info = evidence.info
+    text, number = "a path template", "a whole number above 0"
+    sizes = ("chunks_size", "data_files_size_in_mb", "video_files_size_in_mb")
+    merged: Severity = "warning"  # loaders of v3.0 do without
+    chunks: Severity = merged if evidence.is_v3 else "error"
+    wanted: tuple[tuple[str, bool, str, Severity], ...] = (
+        ("codebase_version", isinstance(info.get("codebase_version"), str), 'text such as "v3.0"', "error"),
+        ("fps", evidence.fps is not None, "a number above 0", "error"),
+        ("features", bool(declared_features(info)), "an object with an entry for each feature", "error"),
+        ("data_path", isinstance(info.get("data_path"), str), text, "error"),
+        ("video_path", isinstance(info.get("video_path"), str) or not evidence.cameras, text, "error"),
+        ("robot_type", "robot_type" in info, "text, or null", merged),
+        *(
+            (key, (whole(info.get(key)) or 0) > 0, number, chunks)
+            for key in sizes[: 3 if evidence.is_v3 else 1]
+        ),
+    )
+    for key, is_good, right, severity in wanted:
+        if not is_good:
+            got = repr(info[key])[:60] if key in info else "absent"
+            place = Place(INFO, feature=key)
+            yield INFO_KEY.fault(f"{key} is {got}; it must be {right}", where=place, severity=severity)
 
 
 def _wrong_entries(features: Any) -> Iterator[Fault]:

@@ -131,12 +131,14 @@ def _averages(case: Case, name: str, channels: NDArray[Any]) -> tuple[NDArray[np
     rows = case.evidence.rows
     values = rows.columns[name].values
     assert values is not None
-    spans = [span for span in rows.spans if span.count]
-    each = [
-        np.percentile(values[s.start : s.start + s.count][:, channels].astype(np.float64), [1, 99], axis=0)
-        for s in spans
-    ]
-    mean = np.average(np.stack(each), axis=0, weights=[s.count for s in spans])
+    pieces: dict[int, list[NDArray[Any]]] = {}
+    for span in rows.spans:
+        if span.count:
+            own = values[span.start : span.start + span.count]
+            pieces.setdefault(span.episode, []).append(own[:, channels])
+    each = [np.percentile(np.concatenate(own).astype(np.float64), [1, 99], axis=0) for own in pieces.values()]
+    weights = [rows.lengths[episode] for episode in pieces]
+    mean = np.average(np.stack(each), axis=0, weights=weights)
     return mean[0], mean[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from stack.audit.checks.episodes import padded_share
 from stack.audit.declared import channel_name
 from stack.audit.kinds import Case, check, kind
-from stack.audit.rows import Column
+from stack.audit.rows import Column, finite, in_episode
 from stack.audit.takes import Repeat, agree, repeats, takes_of
 from stack.faults import Fault, Place
 
@@ -20,7 +21,7 @@ NOT_FINITE = kind(
     "rows-not-finite",
     "error",
     "rows",
-    title="values are NaN, infinite or null",
+    title="values are NaN, infinite, null, or too large for float32",
     consequence="one such value makes the feature's statistics, then the loss, then every weight NaN",
     mend="exclude the episode (`exclude_episodes: [...]` in the dataset manifest), or repair the recording",
 )
@@ -57,12 +58,12 @@ def values_finite(case: Case) -> Iterator[Fault]:
     rows = case.evidence.rows
     for name, column in rows.columns.items():
         bad = _bad_elements(column)
-        for span in rows.spans if bad is not None else ():
+        for span, offset in in_episode(rows.spans) if bad is not None else ():
             assert bad is not None
             block = bad[span.start : span.start + span.count]
             if not block.any():
                 continue
-            frames = np.flatnonzero(block.any(axis=1))
+            frames = np.flatnonzero(block.any(axis=1)) + offset
             channels = np.flatnonzero(block.any(axis=0)).tolist() if column.values is not None else []
             feature = case.evidence.features.get(name)
             shown = [channel_name(feature, int(c)) if feature else f"[{c}]" for c in channels[:4]]
@@ -87,7 +88,7 @@ def _bad_elements(column: Column) -> NDArray[np.bool_] | None:
         return nulls if nulls.any() else None
     if column.values.dtype.kind != "f":
         return None
-    bad: NDArray[np.bool_] = ~np.isfinite(column.values)
+    bad: NDArray[np.bool_] = ~finite(column.values)
     if not bad.any():
         return None
     bad[odd] = False  # told as width-differs
@@ -99,14 +100,17 @@ def _bad_elements(column: Column) -> NDArray[np.bool_] | None:
 
 def _what(column: Column, start: int, count: int) -> str:
     kinds = []
-    if any(start <= row < start + count for row in column.null_rows):
+    first, last = (bisect_left(column.null_rows, row) for row in (start, start + count))
+    if first < last:
         kinds.append("null")
     if column.values is not None:
         block = column.values[start : start + count]
-        nulls = [row - start for row in column.null_rows if start <= row < start + count]
+        nulls = [row - start for row in column.null_rows[first:last]]
         others = np.delete(block, nulls, axis=0)
         kinds += ["NaN"] if np.isnan(others).any() else []
         kinds += ["infinite"] if np.isinf(block).any() else []
+        beyond = np.isfinite(others) & ~finite(others)
+        kinds += ["beyond the range of float32"] if beyond.any() else []
     return " and ".join(kinds)
 
 
@@ -214,9 +218,9 @@ def episode_short(case: Case) -> Iterator[Fault]:
         share = padded_share(list(lengths.values()), horizon)
         message += f"; {share:.1%} of all action steps lie past an episode's end"
         data["padded_frac"] = share
-    first = min(short, key=lambda e: short[e])
-    place = next(Place(span.file, first) for span in case.evidence.rows.spans if span.episode == first)
-    yield TOO_SHORT.fault(message, where=place, count=len(short), data=data)
+    files = {span.episode: span.file for span in reversed(case.evidence.rows.spans)}
+    places = tuple(Place(files[e], e) for e in sorted(short, key=lambda e: short[e]))
+    yield TOO_SHORT.fault(message, places=places, count=len(short), data=data)
 
 
 @check("equal episodes", DUPLICATE)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stack.audit.exact import as_numbers, exact_stats, stored_vector, whole_column
 from stack.audit.kinds import Case, check, kind
+from stack.audit.rows import finite
 from stack.dataset.model import INDEX_FEATURES, Feature
 from stack.faults import Fault, Place, Severity
 
@@ -222,7 +223,7 @@ def _basic(blocks: list[NDArray[Any]]) -> dict[str, NDArray[np.float64]] | None:
     if not blocks:
         return None
     values = np.concatenate(blocks).astype(np.float64)
-    if not len(values) or not np.isfinite(values).all():
+    if not len(values) or not finite(values).all():
         return None
     return {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
 

@@ -96,14 +96,14 @@ def task_table(case: Case) -> Iterator[Fault]:
             message = f"row {entry.position} has the task_index {entry.index!r}, which is no whole number"
             yield NOT_TEXT.fault(message, where=place)
         if not isinstance(entry.text, str):
-            message = f"task {entry.index} is {entry.text!r}, which is no text"
+            message = f"task {entry.index} is {entry.text!r:.200}, which is no text"
             yield NOT_TEXT.fault(message, where=place, data={"task_index": entry.index})
         elif not entry.text.strip():
             known = _only_other_text(case)
             right = json.dumps(known or "what the robot does", ensure_ascii=False)
             told = ", as the episode table says" if known else ""
             yield EMPTY.fault(
-                f"the text of task {entry.index} is {entry.text!r}",
+                f"the text of task {entry.index} is {entry.text!r:.60}",
                 where=place,
                 mend=f"in the dataset manifest: `tasks: {{{json.dumps(entry.text)}: {right}}}`{told}",
             )
@@ -115,7 +115,7 @@ def task_table(case: Case) -> Iterator[Fault]:
     for what, values in (("text", texts), ("task_index", numbers)):
         for value, count in Counter(values).items():
             if count > 1 and value is not None:
-                yield DOUBLED.fault(f"the {what} {value!r} is listed {count} times", where=place)
+                yield DOUBLED.fault(f"the {what} {value!r:.200} is listed {count} times", where=place)
 
 
 def _only_other_text(case: Case) -> str | None:
@@ -175,6 +175,7 @@ def task_use(case: Case) -> Iterator[Fault]:
         ]  # of any type: see task-not-text
         if other := [text for text in pointed if text not in listed]:
             yield DIFFERS.fault(
-                f"the rows of episode {entry.index} point to {other[0]!r}; the table lists {listed!r:.200}",
+                f"the rows of episode {entry.index} point to {other[0]!r:.200};"
+                f" the table lists {listed!r:.200}",
                 where=Place(entry.file, entry.index),
             )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.kinds import Case, check, kind
+from stack.audit.rows import in_episode
 from stack.faults import Fault, Place
 
 TOLERANCE_S = 1e-4  # lerobot's tolerance_s
@@ -40,23 +41,23 @@ def timestamps(case: Case) -> Iterator[Fault]:
     times = column.values[:, 0].astype(np.float64)
     off_faults: list[Fault] = []
     single = column.values.dtype == np.float32
-    for span in rows.spans:
+    for span, offset in in_episode(rows.spans):
         own = times[span.start : span.start + span.count]
         finite = np.isfinite(own)
         if not finite.any():
             continue
         back = np.flatnonzero(np.diff(own) <= 0)
         if len(back):
-            frame = int(back[0]) + 1
+            row = int(back[0]) + 1
             yield NOT_RISING.fault(
-                f"{len(back)} timestamps of episode {span.episode} do not rise; first: frame {frame} has"
-                f" {own[frame]:.4f} s after {own[frame - 1]:.4f} s",
-                where=Place(span.file, span.episode, frame, "timestamp"),
+                f"{len(back)} timestamps of episode {span.episode} do not rise; first: frame {offset + row}"
+                f" has {own[row]:.4f} s after {own[row - 1]:.4f} s",
+                where=Place(span.file, span.episode, offset + row, "timestamp"),
                 count=len(back),
             )
         if fps is None:
             continue
-        right = np.arange(span.count) / fps
+        right = np.arange(offset, offset + span.count) / fps
         off = np.where(finite, np.abs(own - right), 0.0)
         # float32 cannot hold late times to 1e-4 s; half a unit in the last place is not the writer's doing.
         allowed = TOLERANCE_S + (np.spacing(right.astype(np.float32)) if single else 0.0)
@@ -65,11 +66,11 @@ def timestamps(case: Case) -> Iterator[Fault]:
             worst = int(off.argmax())
             fault = TIMESTAMPS_OFF.fault(
                 f"{len(wrong)} of {span.count} timestamps of episode {span.episode} are off, at worst by"
-                f" {off[worst]:.4f} s ({off[worst] * fps:.1f} frames) at frame {worst}:"
+                f" {off[worst]:.4f} s ({off[worst] * fps:.1f} frames) at frame {offset + worst}:"
                 f" {own[worst]:.4f} s, not {right[worst]:.4f} s{_pattern(own, right, span.start, fps)}",
-                where=Place(span.file, span.episode, worst, "timestamp"),
+                where=Place(span.file, span.episode, offset + worst, "timestamp"),
                 count=len(wrong),
-                data={"worst_s": float(off[worst]), "frame": worst},
+                data={"worst_s": float(off[worst]), "frame": offset + worst},
             )
             off_faults.append(fault)
     # Folding keeps the first message: the worst episode's.

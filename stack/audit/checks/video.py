@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.kinds import Case, check, kind
+from stack.audit.tracks import is_mp4, video_tracks
 from stack.dataset.model import Feature
 from stack.dataset.video import VideoInfo
 from stack.faults import Fault, Place
@@ -72,6 +73,36 @@ KEYS_FAR = kind(
     consequence="one random picture costs the decoding of all frames since the last key frame: slow loading",
     mend="transcode with a key frame every 2 frames if loading limits the training",
 )
+TURNED = kind(
+    "video-turned",
+    "warning",
+    "video",
+    title="a video asks to be shown turned or mirrored",
+    consequence="decoders disagree: PyAV and torchcodec before 0.11 give the pictures as stored, torchcodec "
+    "from 0.11 on turns them. The policy is trained on other pictures than the robot's camera gives it, or "
+    "on two kinds of them",
+    mend="find out which way the camera hangs, then encode the pictures upright and without the mark: "
+    "`ffmpeg -i IN.mp4 OUT.mp4` (it turns them), or take off the mark alone: "
+    "`ffmpeg -display_rotation 0 -i IN.mp4 -c copy OUT.mp4`",
+)
+NOT_MP4 = kind(
+    "video-not-mp4",
+    "warning",
+    "video",
+    title="a file called .mp4 is of another kind inside",
+    consequence="some decoders go by the contents and read it, others by the name and stop; a text that "
+    "names other files shows the pictures of those",
+    mend="`stack prepare` writes MP4; by hand: `ffmpeg -i IN.mp4 -c copy OUT.mp4`",
+)
+SEVERAL = kind(
+    "video-several-tracks",
+    "warning",
+    "video",
+    title="a video file holds more than one video track",
+    consequence="decoders disagree on which one is meant: lerobot with PyAV takes the first, torchcodec the "
+    "best; one of them may be a cover picture or another camera",
+    mend="keep the right track only: `ffmpeg -i IN.mp4 -map 0:v:0 -c copy OUT.mp4` (0:v:1 is the second)",
+)
 _CODECS = {
     "mp4v": "mpeg4",
     "h265": "hevc",
@@ -123,6 +154,32 @@ def video_declared(case: Case) -> Iterator[Fault]:
             yield SIZE.fault(
                 f"info.json says {size[0]}x{size[1]}; the file is {video.width}x{video.height}", where=place
             )
+
+
+@check("headers of each video", TURNED, SEVERAL, NOT_MP4)
+def video_headers(case: Case) -> Iterator[Fault]:
+    turns: dict[str, dict[str, str | None]] = {}
+    for camera, file, _ in _each(case):
+        if not is_mp4(case.evidence.root / file):
+            yield NOT_MP4.fault(f"{file} is no MP4 inside", where=Place(file, feature=camera))
+        tracks = video_tracks(case.evidence.root / file)
+        turns.setdefault(camera, {})[file] = tracks.turn if tracks else None
+        if tracks and tracks.count > 1:
+            place = Place(file, feature=camera)
+            yield SEVERAL.fault(f"{file} has {tracks.count} video tracks", where=place)
+    for camera, of_files in turns.items():
+        turned = {file: turn for file, turn in of_files.items() if turn}
+        if not turned:
+            continue
+        ways, first = ", ".join(sorted(set(turned.values()))), next(iter(turned))
+        # Of all files it is the camera's matter; of some it makes their episodes differ from the others.
+        some = tuple(Place(file, feature=camera) for file in turned) if len(turned) < len(of_files) else ()
+        yield TURNED.fault(
+            f"{len(turned)} of {len(of_files)} files of {camera} are to be shown {ways}, such as {first}",
+            where=some[0] if some else Place(feature=camera),
+            places=some,
+            count=len(turned),
+        )
 
 
 def codec_of(stated: str) -> str:

@@ -97,7 +97,7 @@ def steps(report: AuditReport) -> list[str]:
         own = [decision.episode for decision in dropped]
         text = f"Leave out {plural(len(own), 'episode')} of {len(report.decisions)} ({in_ranges(own)})"
         if len(own) == len(report.decisions):
-            text += ": nothing would be left, ask for a new delivery"
+            text += ": nothing would be left, better ask for a new delivery"
         elif len(own) > MOST_FRAC * len(report.decisions):
             text += "; with so many, better ask for a new delivery"
         codes = left & _only_in_episodes(report)

@@ -214,7 +214,7 @@ def test_where_nothing_would_be_left_a_new_delivery_is_asked_for(copy_good: Copy
     root = copy_good("v2.1")
     for episode in range(4):
         (root / data(episode)).write_bytes(b"")
-    assert "nothing would be left, ask for a new delivery" in stack.audit.html.render(audit(root))
+    assert "nothing would be left, better ask for a new delivery" in stack.audit.html.render(audit(root))
 
 
 def test_an_episode_in_two_files_is_mended_as_its_entry_says(copy_good: Copy, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ runs() { [ "$(inside "$1" docker container inspect -f '{{ .State.Running }}' sta
 go_on() { # go_on NAME: the job ended without an end; the same command ends it, with the undisturbed losses
   if wait "$playing"; then fail "$1: the job was to end without a verdict"; fi
   play "$1" reproduce -e "@$own"
-  grep -qE 'resum|from step' "$folder/$1/container.log" || grep -q '"kind": "attempt"' "$folder/$1/train/journal.jsonl" ||
+  grep -qE 'resum|from step' "$folder/$1/trainer1/container.log" || grep -q '"kind": "attempt"' "$folder/$1/trainer1/train/journal.jsonl" ||
     fail "$1 began again"
   losses "$folder/collected/trainer1" >"$folder/losses"
   losses "$folder/$1/trainer1" | diff "$folder/losses" - || fail "$1 has other losses than the undisturbed training"

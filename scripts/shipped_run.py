@@ -1,6 +1,6 @@
 """What a tracking server has of a run, as JSON: shipped_run.py SERVER RUN
 
-For a trainer (Python 3.7 and nothing else), with the authority and login that the role mlflow_server put there.
+For a trainer, with nothing but Python, and the authority and login that the role mlflow_server put there.
 """
 
 import base64
@@ -39,7 +39,9 @@ def main() -> None:
     wanted = {"experiment_ids": [one["experiment_id"] for one in experiments], "max_results": 1000}
     runs = server.ask("runs/search", wanted).get("runs", [])
     # The newest first, as MLflow sorts them.
-    chain = next(r for r in runs if tags(r).get("stack.kind") == "reproduce" and r["info"]["run_name"] == name)
+    chain = next(
+        r for r in runs if tags(r).get("stack.kind") == "reproduce" and r["info"]["run_name"] == name
+    )
     below = [run for run in runs if tags(run).get("mlflow.parentRunId") == chain["info"]["run_id"]]
     train = next(run for run in below if tags(run).get("stack.kind") == "train")
     files = server.ask(f"artifacts/list?run_id={chain['info']['run_id']}").get("files", [])

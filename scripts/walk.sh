@@ -63,7 +63,8 @@ inside() { host=$1; shift; docker exec -i "$host-$set_number" "$@"; }
 state() { # what a host is: files, contents of its settings, users, groups, units, packages
   inside "$1" sh -c 'find / -xdev \( -path /proc -o -path /sys -o -path /run -o -path /tmp -o -path /dev -o -path /var/log \
     -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /root/.ansible -o -path /var/lib/apt \) -prune -o -print |
-    grep -v -E "^/etc/(passwd|shadow|group|gshadow|subuid|subgid)-$" | sort # the backups that useradd leaves
+    grep -v -E "^/etc/(passwd|shadow|group|gshadow|subuid|subgid)-$|^/var/lib/ucf/|^/var/tmp/systemd-private|^/usr/share/man/|\.target\.wants$" |
+    sort # without what useradd, ucf and systemd keep for themselves, and empty folders of packages
     find /etc -xdev -type f ! -name "*-" ! -name ld.so.cache | grep -v -E "^/etc/(passwd|shadow|group|gshadow|subuid|subgid)$" |
     sort | xargs sha256sum
     getent passwd | sort; getent group | sort; systemctl list-unit-files --no-legend | sort; dpkg -l | awk "/^ii/ { print \$2 }"' </dev/null
@@ -160,7 +161,7 @@ runs() { [ "$(inside "$1" docker container inspect -f '{{ .State.Running }}' sta
 go_on() { # go_on NAME: the job ended without an end; the same command ends it, with the undisturbed losses
   if wait "$playing"; then fail "$1: the job was to end without a verdict"; fi
   play "$1" reproduce -e "@$own"
-  grep -qE 'resum|from step' "$folder/$1/container.log" || grep -q '"kind": "attempt"' "$folder/$1/train/journal.jsonl" ||
+  grep -qE 'resum|from step' "$folder/$1/trainer1/container.log" || grep -q '"kind": "attempt"' "$folder/$1/trainer1/train/journal.jsonl" ||
     fail "$1 began again"
   losses "$folder/collected/trainer1" >"$folder/losses"
   losses "$folder/$1/trainer1" | diff "$folder/losses" - || fail "$1 has other losses than the undisturbed training"

@@ -491,7 +491,8 @@ def test_images_are_known_by_id_in_the_containerd_store_too(site: Site) -> None:
     assert good.code == 0, good.said
     assert on("tracking", "docker image inspect -f '{{.Id}}' store:1").strip() != id, "named by its manifest"
     held = on(
-        "tracking", "docker create --name held store:1 >/dev/null; docker cp held:/payload - | tar -xO | sha256sum"
+        "tracking",
+        "docker create --name held store:1 >/dev/null; docker cp held:/payload - | tar -xO | sha256sum",
     )
     assert held.split()[0] == hashlib.sha256(content).hexdigest()
     again = site.play(["images"], "tracking", images_wanted=wanted)

@@ -212,7 +212,7 @@ def test_no_name_server_is_asked_for_the_hosts_of_the_job() -> None:
 
 
 def test_the_container_that_ships_keeps_the_hosts_own_names() -> None:
-    """Docker copies the host's /etc/hosts into a container of its network only where no --add-host is given."""
+    """Docker copies the host's /etc/hosts into a container only where no --add-host is given."""
     ship = yaml.safe_load((CHECKOUT / "ansible/roles/train_job/tasks/ship.yml").read_text())
     (bring,) = (task for task in ship[0]["block"] if task["name"] == "Bring it there")
     assert "combine({'hosts': [], 'addresses': []})" in bring["ansible.builtin.command"]["argv"]

@@ -14,7 +14,7 @@ from stack.errors import BadRequest
 from stack.files import read_json
 from stack.tracking.curves import OF_THIS_ATTEMPT
 from stack.tracking.journal import JOURNAL, read_journal
-from stack.tracking.replay import Replay, attempt_ends, replay
+from stack.tracking.replay import Replay, attempt_ends, has_last_words, replay
 
 Series = dict[str, list[tuple[float, float]]]
 
@@ -109,6 +109,8 @@ def _with_children(run: RunRecord, others: list[RunRecord]) -> RunRecord:
 def _read(path: Path) -> RunRecord:
     content = path.read_bytes()
     said = replay(content, where=str(path))
+    if has_last_words(said, path, content):
+        return _read(path)
     ends = attempt_ends(content)
     states = [replay(content[:end], where=str(path), is_over=True) for end in ends[:-1]] + [said]
     curves = _curves(path)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from stack.errors import BadRequest
@@ -114,6 +115,15 @@ def attempt_ends(content: bytes) -> list[int]:
             ends.append(offset)
         offset += len(line) + 1
     return [*ends, len(content)]
+
+
+def has_last_words(said: Replay, path: Path, content: bytes) -> bool:
+    """Whether a writer that is dead now wrote more after its journal was read: read it again.
+
+    Whether it lives is asked after reading. One that ends in between would be taken for killed, and its last
+    lines, its end among them, for never written.
+    """
+    return said.status == "KILLED" and path.stat().st_size != len(content)
 
 
 def replay(content: bytes, *, where: str, points_from: int = 0, is_over: bool = False) -> Replay:

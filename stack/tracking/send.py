@@ -22,7 +22,7 @@ from stack.tracking.artifacts import send_artifacts
 from stack.tracking.limits import TAG_CHARACTERS, changed_text, cut
 from stack.tracking.registry import register
 from stack.tracking.remote import Remote
-from stack.tracking.replay import OUTCOMES, Replay, attempt_ends, replay
+from stack.tracking.replay import OUTCOMES, Replay, attempt_ends, has_last_words, replay
 from stack.tracking.watermark import known, mark_of, remember
 
 ENDED = ("FINISHED", "FAILED", "KILLED")
@@ -76,7 +76,8 @@ def send_journal(path: Path, head: Replay, root: Path, remote: Remote) -> Shippe
         # A copy of the folder that is behind the server: all that it has of its last attempt is there now.
         fresh = replay(content, where=str(path), points_from=len(content), is_over=True)
         return _shipped(fresh, path, there.get(len(ends), top), points, 0, remote)
-    return _send_newest(content, top, parent, path, root, points, remote)
+    shipped = _send_newest(content, top, parent, path, root, points, remote)
+    return shipped or send_journal(path, head, root, remote)
 
 
 def _beginning(content: bytes, ends: list[int], number: int, path: Path) -> Replay:
@@ -99,9 +100,12 @@ def _create(fresh: Replay, number: int, parent: Any | None, remote: Remote) -> A
 
 def _send_newest(
     content: bytes, run: Any, parent: Any | None, path: Path, root: Path, points: int, remote: Remote
-) -> ShippedRun:
+) -> ShippedRun | None:
+    """None: its writer has ended and written more since the journal was read."""
     sent = known(path.parent, run, content)
     fresh = replay(content, where=str(path), points_from=sent.shipped_bytes)
+    if has_last_words(fresh, path, content):
+        return None
     if parent is not None:
         fresh.tags[names.PARENT_RUN] = parent.info.run_id
         verdict = parent.data.tags.get(names.VERDICT)

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stack.errors import BadRequest, Exit, NotAble
-from stack.tracking import Journal, Server, ship, views
+from stack.tracking import Journal, Server, follow, ship, views
 from stack.tracking import names as tracked
 from stack.tracking.journal import JOURNAL
 from stack.tracking.remote import Remote
@@ -561,3 +562,57 @@ def _wait_for(condition: Any, limit_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+def about_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Journal, Callable[[], None]]:
+    """A journal, and what makes its writer go on, end and be gone."""
+    from stack.tracking import replay
+
+    journal = begin(folder)
+    journal.metrics({"train/loss": 1.0}, step=1)
+    gone: list[bool] = []
+
+    def last_words() -> None:
+        if not gone:
+            journal.metrics({"train/loss": 0.5}, step=2)
+            journal.end("FINISHED")
+            gone.append(True)
+
+    monkeypatch.setattr(replay, "lives", lambda *_, **__: not gone)
+    return journal, last_words
+
+
+def test_a_writer_that_ends_after_it_was_read_is_not_taken_for_killed(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stack.tracking.remote import Remote
+
+    journal, last_words = about_to_end(tmp_path / "run", monkeypatch)
+    find = Remote.find_attempts
+
+    def slowly(self: Remote, run_id: str) -> Any:
+        last_words()  # the journal was read before the server is asked
+        return find(self, run_id)
+
+    monkeypatch.setattr(Remote, "find_attempts", slowly)
+    report = follow(tmp_path, store.uri, every_s=0.1)
+
+    run = store.run(journal.run_id)
+    assert report is not None and report.runs[0].status == run.info.status == "FINISHED"
+    assert store.rows(run.info.run_id) == store.written(tmp_path / "run" / JOURNAL)
+    assert len(store.rows(run.info.run_id)) == 2
+
+
+def test_a_report_does_not_call_such_a_run_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stack.tracking import replay
+    from stack.tracking.record_read import read_run
+
+    _, last_words = about_to_end(tmp_path / "run", monkeypatch)
+    told = replay.lives
+
+    def lives(*given: Any, **more: Any) -> bool:
+        last_words()
+        return told(*given, **more)
+
+    monkeypatch.setattr(replay, "lives", lives)
+    assert read_run(tmp_path / "run").said.status == "FINISHED"

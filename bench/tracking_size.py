@@ -2,8 +2,8 @@
 
 A run of 30,000 steps with 40 metrics each step, shipped to a fresh server on loopback; the rival is MLflow's
 own client, which is given a part of the same points in batches of 1,000 (the whole is extrapolated). Then the
-run's overview and its charts are opened in headless Chromium, where one is installed. Exit code 1: a bar is
-missed. Processor seconds are the shipper's and the server's.
+run's overview and its charts are opened in headless Chromium, where one is installed; their rival is a run
+with one metric. Exit code 1: a bar is missed. Processor seconds are the shipper's and the server's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from bench.table import Line, is_busy, machine, render
 from stack.tracking import Journal, Server, ship
 from stack.tracking.journal import JOURNAL
+from stack.tracking.shipping import ShippedRun
 
 STEPS, METRICS, RIVAL_POINTS = 30_000, 40, 20_000
 SHIP_BAR_S, OPEN_BAR_S = 60.0, 3.0
@@ -41,7 +42,9 @@ def main() -> int:
             idle = _cpu_s()
             again = ship(folder, server.uri)
             idle = _cpu_s() - idle
-            opened = open_pages(server.uri, run.experiment_id, run.mlflow_run_id, Path(scratch))
+            write_run(Path(scratch) / "small", steps=300, metrics=1)
+            small = ship(Path(scratch) / "small", server.uri).runs[0]
+            opened = open_pages(server.uri, [run, small], Path(scratch))
     lines = [
         Line(
             f"ship {STEPS:,} steps x {METRICS} metrics, a journal of {megabytes:.0f} MB",
@@ -59,22 +62,22 @@ def main() -> int:
             not again.points_sent,
         ),
     ]
-    for name, seconds in opened.items():
-        lines.append(
-            Line(name, f"{seconds:.1f} s", "", f"under {OPEN_BAR_S:.0f} s", seconds < OPEN_BAR_S, is_busy())
-        )
+    for name, (seconds, least) in opened.items():
+        rival_said = f"of a run with one metric: {least:.1f} s"
+        bar, holds = f"under {OPEN_BAR_S:.0f} s", seconds < OPEN_BAR_S
+        lines.append(Line(name, f"{seconds:.1f} s", rival_said, bar, holds, is_busy()))
     if not opened:
         lines.append(Line("open the run", "", "", f"under {OPEN_BAR_S:.0f} s", None))
     print(render(lines) + f"\nMeasured on {machine()}.")
     return int(any(line.holds is False and not line.is_busy for line in lines))
 
 
-def write_run(folder: Path) -> None:
+def write_run(folder: Path, steps: int = STEPS, metrics: int = METRICS) -> None:
     """A whole journal with a curve for each metric."""
     rng = random.Random(1)
     journal = Journal(folder, name="long", experiment="stack/train")
-    for step in range(STEPS):
-        values = {f"train/m{n:02d}": (n + 1) / (1 + step / 900) + rng.gauss(0, 0.05) for n in range(METRICS)}
+    for step in range(steps):
+        values = {f"train/m{n:02d}": (n + 1) / (1 + step / 900) + rng.gauss(0, 0.05) for n in range(metrics)}
         journal.metrics(values, step=step)
     journal.end("FINISHED")
     journal.close()
@@ -96,8 +99,12 @@ def rival(uri: str) -> float:
     return time.monotonic() - started
 
 
-def open_pages(uri: str, experiment: str, run: str, scratch: Path) -> dict[str, float]:
-    """Seconds from asking for a page to its being drawn; not on a first visit."""
+def open_pages(uri: str, runs: list[ShippedRun], scratch: Path) -> dict[str, list[float]]:
+    """Seconds from asking for a page in a new tab to its being drawn, for each of the runs.
+
+    By a browser that has MLflow's own code: a first visit to each kind of page, which loads and compiles
+    several MB of it, is not told.
+    """
     spec = importlib.util.spec_from_file_location("screenshot_ui", SCRIPT)
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -106,25 +113,24 @@ def open_pages(uri: str, experiment: str, run: str, scratch: Path) -> dict[str, 
         browser = module.open_browser(str(scratch / "profile"))
     except SystemExit:
         return {}
-    address = f"{uri}/#/experiments/{experiment}/runs/{run}"
-    seconds = {}
+    seconds: dict[str, list[float]] = {}
     try:
         module.close_assistant(browser, uri)
-        for name, place, wanted in (
-            ("(first visit)", f"{address}?{module.MODE}", "h2, h3, h4"),
-            ("open the run", f"{address}?{module.MODE}", "h2, h3, h4"),
-            ("open its charts", f"{address}/model-metrics?{module.MODE}", module.CHART),
-        ):
-            browser.get("about:blank")
-            started = time.monotonic()
-            browser.get(place)
-            while not browser.find_elements("css selector", wanted) and time.monotonic() - started < 120:
-                time.sleep(0.05)
-            seconds[name] = time.monotonic() - started
+        for run in (runs[-1], *runs):
+            address = f"{uri}/#/experiments/{run.experiment_id}/runs/{run.mlflow_run_id}"
+            for name, place, wanted in (
+                ("open the run", f"{address}?{module.MODE}", module.HEADING),
+                ("open its charts", f"{address}/model-metrics?{module.MODE}", module.CHART),
+            ):
+                browser.get("about:blank")
+                started = time.monotonic()
+                browser.get(place)
+                while not browser.find_elements("css selector", wanted) and time.monotonic() - started < 120:
+                    time.sleep(0.05)
+                seconds.setdefault(name, []).append(time.monotonic() - started)
     finally:
         browser.quit()
-    seconds.pop("(first visit)")
-    return seconds
+    return {name: taken[1:] for name, taken in seconds.items()}
 
 
 def _cpu_s() -> float:

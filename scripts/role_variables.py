@@ -23,6 +23,7 @@ ORDER = (
     "host_base",
     "ascend_driver",
     "container_runtime",
+    "host_time",
     "images",
     "mirror",
     "mlflow_server",

@@ -71,7 +71,7 @@ state() { # what a host is: files, contents of its settings, users, groups, unit
 }
 packages() { # the files that both lists of a Debian 12 host pin
   sh scripts/os_packages.sh stack-test-base:bookworm debian-12 walk "$site/packages/debian-12-x86_64" \
-    docker.io iptables python3 python3-venv make nginx postgresql openssl
+    docker.io iptables python3 python3-venv make chrony nginx postgresql openssl
   for list in manifests/packages/debian-12-x86_64.yaml manifests/packages/tracking/debian-12-x86_64.yaml; do
     sed -n 's/^    file: "\(.*\)"$/\1/p' "$list" | while read -r file; do
       [ -e "$site/packages/debian-12-x86_64/$file" ] || { echo "$list pins $file, and Debian's archive has another one now"; exit 3; }

@@ -133,12 +133,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     shutil.rmtree(made.bundle, ignore_errors=True)
     for part in ("packages", "images", "site/hdk"):
         (made.bundle / part).mkdir(parents=True)
-    if not (FOLDER / "engine").exists():
+    packages = FOLDER / "engine-and-time"
+    if not packages.exists():
         fetch = ["sh", "scripts/os_packages.sh", "stack-test-base:bookworm", "debian-12", "drills"]
-        new = FOLDER / "engine.new"
-        subprocess.run([*fetch, str(new), "docker.io"], cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
-        new.rename(FOLDER / "engine")
-    shutil.copytree(FOLDER / "engine", made.bundle / "packages/debian-12-x86_64")
+        new = FOLDER / "packages.new"
+        wanted = ["docker.io", "chrony"]
+        subprocess.run([*fetch, str(new), *wanted], cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
+        new.rename(packages)
+    shutil.copytree(packages, made.bundle / "packages/debian-12-x86_64")
     for name in ("driver_25.5.0_linux-x86_64", "firmware_7.8.0.1.220"):
         shutil.copy(
             CHECKOUT / "tests/ansible/hosts/fake-hdk.run",
@@ -502,3 +504,51 @@ def test_images_are_known_by_id_in_the_containerd_store_too(site: Site) -> None:
     assert retagged.code == 0 and [one["task"] for one in retagged.report["changes"]] == [
         "images : Give it its tag"
     ], "what is held is not loaded again"
+
+
+# Without the right to set the machine's clock chronyd is not started; with -x it only says what it would do.
+WITHOUT_A_CLOCK = """mkdir -p /etc/systemd/system/chrony.service.d
+cat >/etc/systemd/system/chrony.service.d/test.conf <<'UNIT'
+[Unit]
+ConditionCapability=
+[Service]
+ExecStart=
+ExecStart=!/usr/sbin/chronyd -x $DAEMON_OPTS
+UNIT
+systemctl daemon-reload"""
+CHRONY = "/etc/chrony/chrony.conf"
+
+
+def test_a_host_follows_the_sites_time_server_and_gets_its_own_settings_back(site: Site) -> None:
+    """One without a time service; trainer1 is the server, and silent at first."""
+    for host in ("trainer1", "tracking"):
+        on(host, WITHOUT_A_CLOCK)
+    servers = {"host_time_servers": [ADDRESS["trainer1"]], "host_time_wait_s": 16}
+    none = site.play(["host_time"], "tracking", **servers)
+    assert "error[time-no-service] neither chrony nor systemd-timesyncd" in none.said
+    roles = ["host_base", "container_runtime"]
+    assert site.play(roles, "tracking", **servers).code == 0, "chrony comes from the bundle"
+    own = on("tracking", f"rm -rf /var/lib/stack; cat {CHRONY}")
+    assert site.play(["host_record"], "tracking").code == 0
+
+    silent = site.play(["host_time"], "tracking", **servers)
+    assert f"error[time-not-followed] chrony follows none of {ADDRESS['trainer1']}" in silent.said
+    packages = site.bundle / "packages/debian-12-x86_64"
+    subprocess.run(["docker", "cp", str(packages), f"trainer1-{SET}:/opt/packages"], check=True)
+    on(
+        "trainer1",
+        "cd /opt/packages; rm -f docker* containerd* runc* tini*; export DEBIAN_FRONTEND=noninteractive; "
+        "apt-get install -qq -y --no-install-recommends -o Dir::Etc::SourceList=/dev/null "
+        "-o Dir::Etc::SourceParts=/dev/null ./*.deb >/dev/null 2>&1; "
+        f"printf 'local stratum 8\\nallow\\n' >{CHRONY}; systemctl restart chrony",
+    )
+    followed = site.play(["host_time"], "tracking", **{**servers, "host_time_wait_s": 60})
+    assert followed.code == 0, followed.said
+    assert f"^,*,{ADDRESS['trainer1']}" in on("tracking", "chronyc -n -c sources")
+    again = site.play(["host_time"], "tracking", **servers)
+    assert again.code == 0 and again.changed == {"tracking": 0}, again.report["changes"]
+
+    gone = site.play(["teardown"], "tracking")
+    assert gone.code == 0, gone.said
+    assert on("tracking", f"cat {CHRONY}") == own
+    assert ADDRESS["trainer1"] not in on("tracking", "chronyc -n -c sources")

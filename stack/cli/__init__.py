@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 import tempfile
@@ -20,6 +21,12 @@ from stack.cli.runs import reproduce, sweep, train
 from stack.cli.supply import image, locks, mirror_sbom, mirror_wheels
 from stack.cli.track import track
 from stack.errors import Exit, StackError
+
+# What a file system says to a request that is right: no bug of ours, and nothing that a traceback explains.
+REFUSED = {
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EMFILE,
+    errno.ENAMETOOLONG, errno.ENFILE, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE,
+}  # fmt: skip
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -56,10 +63,21 @@ def main() -> NoReturn:
         sys.exit(Exit.INTERRUPTED)
     except BrokenPipeError:
         sys.exit(Exit.OK)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            _leave_with_a_bug(error)
+        click.echo(f"error[file-refused]: {error.strerror}", err=True)
+        click.echo(f"  at: {error.filename or 'a file that was not named'}", err=True)
+        click.echo("  do: mend that or name another place, then give the same command again", err=True)
+        sys.exit(Exit.NOT_ABLE)
     except Exception as error:
-        click.echo(f"error[bug]: {type(error).__name__}: {error}", err=True)
-        click.echo(f"  this is a fault of stack itself; the traceback is in {_keep_traceback()}", err=True)
-        sys.exit(Exit.OUR_BUG)
+        _leave_with_a_bug(error)
+
+
+def _leave_with_a_bug(error: Exception) -> NoReturn:
+    click.echo(f"error[bug]: {type(error).__name__}: {error}", err=True)
+    click.echo(f"  this is a fault of stack itself; the traceback is in {_keep_traceback()}", err=True)
+    sys.exit(Exit.OUR_BUG)
 
 
 def _keep_traceback() -> str:

@@ -18,14 +18,18 @@ def host_of(server: str) -> str:
     Raises:
         BadRequest: it is no address of one.
     """
-    parts = urlsplit(server)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(server)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half an IPv6 address, a port above 65535
+        is_one = False
+    if not is_one:
         raise BadRequest(
             "track-bad-server",
             f"{redacted_text(server)!r} is not the address of a tracking server",
-            do="give one like http://127.0.0.1:5000",
+            do="give one like http://127.0.0.1:5000 or https://tracking.example",
         )
-    return parts.hostname
+    return str(parts.hostname)
 
 
 def prepare_environment(host: str, timeout_s: float) -> None:

@@ -26,6 +26,9 @@ JOURNAL = "journal.jsonl"
 WAITING_BYTES = 8 << 20
 """Lines that cannot be written wait in memory up to this size; the newest beyond it are given up."""
 
+MOST_STEPS = 2**63 - 1  # a server stores 64 bits
+LAST_MS = 253_402_300_799_999  # the year 9999 ends
+
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -203,7 +206,7 @@ def read_run_id(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             for line in file:
-                record = _record(line)
+                record = record_of(line)
                 if record is not None and record["kind"] == "run":
                     return str(record["run_id"])
     except FileNotFoundError:
@@ -215,12 +218,28 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a journal; a cut last line is passed over."""
     if not path.exists():
         return []
-    return [record for line in path.read_bytes().split(b"\n") if (record := _record(line)) is not None]
+    return [record for line in path.read_bytes().split(b"\n") if (record := record_of(line)) is not None]
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is not one of a journal: cut, no kind, no time that a calendar has."""
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and "kind" in record else None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    t_ms = record.get("t")
+    return record if isinstance(t_ms, int) and 0 <= t_ms <= LAST_MS else None
+
+
+def step_of(record: Mapping[str, Any]) -> int:
+    """The step that a line is about.
+
+    Raises:
+        ArithmeticError, KeyError, TypeError, ValueError: there is none, or none that a server could store.
+    """
+    step = int(record["step"])
+    if not -MOST_STEPS <= step <= MOST_STEPS:
+        raise ValueError(f"step {step}")
+    return step

@@ -5,6 +5,7 @@ Nothing is thinned here, and no server is asked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 from stack.errors import BadRequest
 from stack.files import read_json
 from stack.tracking.curves import OF_THIS_ATTEMPT
-from stack.tracking.journal import JOURNAL, read_journal
-from stack.tracking.replay import Replay, attempt_ends, has_last_words, replay
+from stack.tracking.journal import JOURNAL, read_journal, step_of
+from stack.tracking.replay import UNREADABLE, Replay, attempt_ends, has_last_words, replay
 
 Series = dict[str, list[tuple[float, float]]]
 
@@ -122,18 +123,28 @@ def _read(path: Path) -> RunRecord:
 
 
 def _curves(path: Path) -> list[Series]:
-    """The curves of each attempt."""
+    """The curves of each attempt; lines that a replay passes over are passed over here, too."""
     found: list[Series] = []
     for record in read_journal(path):
-        kind = record["kind"]
-        if kind == "attempt" or (kind == "run" and not found):
-            found.append({})
-        elif kind == "resume" and len(found) > 1:
-            for key, points in found[-2].items():
-                kept = [point for point in points if point[0] <= record["step"]]
-                if kept and not key.startswith(OF_THIS_ATTEMPT):
-                    found[-1][key] = kept
-        elif kind == "metrics" and found:
-            for key, value in record["metrics"].items():
-                found[-1].setdefault(key, []).append((float(record["step"]), float(value)))
+        try:
+            _take(found, record)
+        except UNREADABLE:
+            continue
     return found
+
+
+def _take(found: list[Series], record: Mapping[str, Any]) -> None:
+    kind = record["kind"]
+    if kind == "attempt" or (kind == "run" and not found):
+        found.append({})
+    elif kind == "resume" and len(found) > 1:
+        last = step_of(record)
+        for key, points in found[-2].items():
+            kept = [point for point in points if point[0] <= last]
+            if kept and not key.startswith(OF_THIS_ATTEMPT):
+                found[-1][key] = kept
+    elif kind == "metrics" and found:
+        step = float(step_of(record))
+        for key, value in record["metrics"].items():
+            if math.isfinite(value):
+                found[-1].setdefault(key, []).append((step, float(value)))

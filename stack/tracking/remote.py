@@ -26,6 +26,7 @@ from stack.tracking.secrets import redacted_text
 HEALTH_TIMEOUT_S = 10
 TIMEOUT_S = 30  # a full batch takes a busy server seconds
 TRIES = 3
+HEALTHY = b"OK"  # all that /health of an MLflow server says
 WAIT_S = 1.0
 METRICS_A_BATCH = 1000
 ENTRIES_A_BATCH = 100
@@ -43,9 +44,10 @@ class Remote:
     """
 
     def __init__(self, server: str) -> None:
+        host = host_of(server)
         refuse_login_in_address(server)
         self.uri = server.rstrip("/")
-        prepare_environment(host_of(self.uri), TIMEOUT_S)
+        prepare_environment(host, TIMEOUT_S)
         login()
         self._wait_for_health()
         self.client = _new_client(self.uri)
@@ -216,12 +218,20 @@ class Remote:
         opener = urllib.request.build_opener(*handlers)
         for left in reversed(range(TRIES)):
             try:
-                with opener.open(f"{self.uri}/health", timeout=HEALTH_TIMEOUT_S):
-                    return
+                with opener.open(f"{self.uri}/health", timeout=HEALTH_TIMEOUT_S) as answer:
+                    said, place = answer.read(len(HEALTHY) + 1), answer.geturl()
             except (OSError, ValueError) as error:
                 refused = refusal(self.uri, str(error))
+                if isinstance(error, urllib.error.HTTPError) and error.code < 500:
+                    refused = refused or _other(self.uri, f"it says {error.code} {error.reason} to /health")
                 if refused is not None or not left:
                     raise refused or away(self.uri, error) from error
+            else:
+                if place != f"{self.uri}/health":
+                    raise _other(self.uri, f"it sends its visitors on to {redacted_text(place)}")
+                if said == HEALTHY:
+                    return
+                raise _other(self.uri, f"its /health begins with {said.decode(errors='replace')!r}")
             time.sleep(WAIT_S)
 
     def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -262,6 +272,15 @@ def away(uri: str, error: BaseException) -> NotAble:
         f"the tracking server does not answer: {_first_line(error)}",
         where=uri,
         do="start it (`stack track server`), then ship again; the journal keeps everything until then",
+    )
+
+
+def _other(uri: str, what: str) -> NotAble:
+    return NotAble(
+        "track-other-server",
+        f"what answers at this address is not an MLflow server: {what}",
+        where=uri,
+        do="give the server's own address, without a page's path; a proxy must let /health and /api through",
     )
 
 

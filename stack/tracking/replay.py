@@ -23,6 +23,7 @@ from typing import Any
 from stack.errors import BadRequest
 from stack.tracking import names
 from stack.tracking.curves import Curves, Point
+from stack.tracking.journal import record_of, step_of
 from stack.tracking.limits import (
     PARAM_CHARACTERS,
     TAG_CHARACTERS,
@@ -36,6 +37,13 @@ from stack.tracking.liveness import lives
 EVENTS_KEPT = 1000
 ENDS = (names.OUTCOME, names.VERDICT, names.MESSAGE, names.NONFINITE, names.RESUMED_AFTER)
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it goes into a search expression
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+)  # of a line that is not as written
 OUTCOMES = {"FINISHED": "ok", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
 
 
@@ -111,7 +119,7 @@ def attempt_ends(content: bytes) -> list[int]:
     ends, offset = [], 0
     for line in content.split(b"\n"):
         # The writer puts the kind behind the time; a text that only looks like it is no line's beginning.
-        if b'"kind": "attempt"' in line[:60] and _record(line) is not None:
+        if b'"kind": "attempt"' in line[:60] and record_of(line) is not None:
             ends.append(offset)
         offset += len(line) + 1
     return [*ends, len(content)]
@@ -145,7 +153,7 @@ def replay(content: bytes, *, where: str, points_from: int = 0, is_over: bool = 
     process: Mapping[str, Any] = {}
     for line in content.split(b"\n"):
         start, offset = offset, offset + len(line) + 1
-        record = _record(line)
+        record = record_of(line)
         if record is None:
             unreadable += bool(line.strip()) and offset <= len(content)
             continue
@@ -154,7 +162,7 @@ def replay(content: bytes, *, where: str, points_from: int = 0, is_over: bool = 
                 result = _begin(record)
             if result is not None:
                 _take(result, record, with_points=start >= points_from)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except UNREADABLE:
             unreadable += 1
             continue
         if record["kind"] in ("run", "attempt"):
@@ -170,16 +178,6 @@ def replay(content: bytes, *, where: str, points_from: int = 0, is_over: bool = 
     result.unreadable_lines = unreadable
     _finish(result, process, is_over=is_over)
     return result
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        return None
-    return record if isinstance(record.get("t"), int) else None
 
 
 def _begin(record: dict[str, Any]) -> Replay:
@@ -218,7 +216,7 @@ def _take(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
     elif kind == "metrics":
         _take_metrics(result, record, with_points=with_points)
     elif kind == "resume":
-        step = int(record["step"])
+        step = step_of(record)
         if result.attempts > 1:
             result.tags[names.RESUMED_AFTER] = str(step)
         prefix = result.curves.resume(step)
@@ -280,7 +278,7 @@ def _take_tags(result: Replay, tags: Mapping[str, Any]) -> None:
 
 
 def _take_metrics(result: Replay, record: dict[str, Any], *, with_points: bool) -> None:
-    t_ms, step, keys = record["t"], int(record["step"]), result.metric_keys
+    t_ms, step, keys = record["t"], step_of(record), result.metric_keys
     for raw_key, value in record["metrics"].items():
         key = keys.get(raw_key)
         if key is None:
@@ -311,7 +309,7 @@ def _take_model(result: Replay, record: dict[str, Any]) -> None:
     use = ModelUse(
         name=re.sub(r"[/:]", "-", str(record["name"])),
         roles=tuple(str(role) for role in record["roles"]),
-        step=int(record["step"]),
+        step=step_of(record),
         path=str(record["path"]),
         size_bytes=int(record["bytes"]),
         sha256=str(record["sha256"]),

@@ -84,7 +84,8 @@ def _beginning(content: bytes, ends: list[int], number: int, path: Path) -> Repl
     """What an attempt says at its beginning: enough to find its parent and to make its run."""
     head = content[: content.find(b"\n") + 1] if number > 1 else b""
     start = ends[number - 2] if number > 1 else 0
-    part = content[start : min(ends[number - 1], start + BEGINNING_BYTES)]
+    first_ends = content.find(b"\n", start) + 1
+    part = content[start : min(ends[number - 1], max(start + BEGINNING_BYTES, first_ends))]
     whole = part[: part.rfind(b"\n") + 1] or part
     return replay(head + whole, where=str(path), points_from=len(content))
 

@@ -88,3 +88,15 @@ def test_an_interrupt_exits_130_and_names_the_command(tmp_path: Path) -> None:
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130 and f"stack demo {tmp_path / 'demo'}" in err
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("place", ["file/page.html", "loop/page.html", f"{'x' * 300}.html"])
+def test_a_place_that_cannot_be_written_is_no_bug_of_ours(tmp_path: Path, place: str) -> None:
+    from stack.tracking import Journal
+
+    Journal(tmp_path / "run", name="run", experiment="stack/train").close()
+    (tmp_path / "file").write_text("a file, where a folder is asked for")
+    (tmp_path / "loop").symlink_to("loop")
+    done = stack("report", "run", "--html", place, cwd=tmp_path)
+    assert done.returncode in (2, 3), done.stderr
+    assert "error[bug]" not in done.stderr and place.split("/")[0] in done.stderr

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stack.errors import NotAble
+from stack.errors import BadRequest, NotAble
 from stack.tracking import Journal, Server, follow, ship
 from stack.tracking import names as tracked
 from stack.tracking.journal import JOURNAL
@@ -248,3 +248,70 @@ def test_follow_stops_with_its_caller(tmp_path: Path, store: Any) -> None:
     journal.metrics({"train/loss": 1.0}, step=1)
     report = follow(tmp_path, store.uri, every_s=0.01, is_over=lambda: True)
     assert report is not None and report.is_running
+
+
+@pytest.fixture
+def other_server() -> Iterator[Callable[[int, dict[str, str], bytes], str]]:
+    """Start one that gives the same answer to everything; returns its address."""
+    running = []
+
+    def start(status: int, headers: dict[str, str], content: bytes) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                for key, value in {**headers, "Content-Length": str(len(content))}.items():
+                    self.send_header(key, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args: Any) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        running.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "content", "said"),
+    [
+        (200, {"Content-Type": "text/html"}, b"<html>Sign in</html>", "begins with '<ht'"),
+        (200, {}, b"", "begins with ''"),
+        (404, {}, b"no such page", "404"),
+        (413, {}, b"", "413"),
+        (302, {"Location": "/health"}, b"", "302"),
+    ],
+    ids=["login page", "nothing", "no such page", "too large", "sent in a circle"],
+)
+def test_what_is_no_tracking_server_is_told_from_one_that_is_away(
+    tmp_path: Path, other_server: Any, status: int, headers: dict[str, str], content: bytes, said: str
+) -> None:
+    run_of(tmp_path / "run")
+    with pytest.raises(NotAble) as told:
+        ship(tmp_path / "run", other_server(status, headers, content))
+    assert told.value.id == "track-other-server" and said in told.value.what
+
+
+def test_a_server_that_sends_on_to_another_is_named_with_it(
+    tmp_path: Path, store: Any, other_server: Any
+) -> None:
+    """Followed, a POST would become a GET and nothing would be stored."""
+    run_of(tmp_path / "run")
+    with pytest.raises(NotAble) as told:
+        ship(tmp_path / "run", other_server(301, {"Location": f"{store.uri}/health"}, b""))
+    assert told.value.id == "track-other-server" and f"on to {store.uri}/health" in told.value.what
+
+
+@pytest.mark.parametrize(
+    "address", ["http://[::1", "http://127.0.0.1:99999", "http://127.0.0.1:x", "http://"]
+)
+def test_half_an_address_is_a_wrong_request(tmp_path: Path, address: str) -> None:
+    run_of(tmp_path / "run")
+    with pytest.raises(BadRequest) as told:
+        ship(tmp_path / "run", address)
+    assert told.value.id == "track-bad-server"

@@ -139,3 +139,46 @@ def test_what_an_attempt_before_said_is_not_sent_while_this_one_may_say_otherwis
     third = Journal(tmp_path, name="a", experiment=names.TRAIN)
     third.end("FAILED")
     assert said() == {"train.lora.rank": "32", "model.trained": "200"}
+
+
+ODD = [None, True, -1, 0, 1e30, 10**400, 1e-320, "", "x", "1", [], [1], {}, {"a": None}, "\u0000", "x" * 9000]
+
+
+def test_whatever_stands_in_a_line_is_read_or_passed_over(tmp_path: Path) -> None:
+    """By a replay, whose values a server must be able to store, and by a report."""
+    from stack.tracking.record_read import read_run
+    from stack.tracking.report import report_page
+
+    whole = [
+        {**HEAD, "tags": {"stack.device": "cpu"}, "process": this_process(), "description": "d"},
+        {"t": 1001, "kind": "params", "params": {"lr": 0.1}},
+        {"t": 1002, "kind": "metrics", "step": 1, "metrics": {"train/loss": 1.0, "final_loss": 2.0}},
+        {"t": 1003, "kind": "dataset", "name": "d", "digest": "0", "source": "s", "context": "c", "profile": {}},
+        {"t": 1004, "kind": "model", "name": "m", "roles": ["best"], "step": 1, "path": "p", "bytes": 1,
+         "sha256": "0", "proof": {"loss": 1}},
+        {"t": 1005, "kind": "artifact", "path": "a.html", "to": ""},
+        {"t": 1006, "kind": "event", "event": "nonfinite", "metric": "m", "value": "nan", "step": 1},
+        {"t": 1007, "kind": "attempt", "pid": 1, "process": this_process(), "tags": {}},
+        {"t": 1008, "kind": "resume", "step": 1},
+        {"t": 1009, "kind": "end", "status": "FINISHED"},
+    ]  # fmt: skip
+    rng = random.Random(11)
+    for case in range(400):
+        lines = [dict(line) for line in whole]
+        for _ in range(rng.randint(1, 3)):
+            line = rng.choice(lines[1:])
+            key = rng.choice(sorted(line))
+            if rng.random() < 0.2:
+                del line[key]
+            elif isinstance(line[key], dict) and line[key] and rng.random() < 0.5:
+                line[key] = {name: rng.choice(ODD) for name in line[key]}
+            else:
+                line[key] = rng.choice(ODD)
+        content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        said = replay(content, where="here")
+        for point in [*said.points, *said.tail]:
+            assert abs(point.step) < 2**63 and 0 <= point.t_ms < 2**53 and abs(point.value) < float("inf")
+        folder = tmp_path / str(case)
+        folder.mkdir()
+        (folder / "journal.jsonl").write_bytes(content)
+        assert said.name in report_page(read_run(folder))

@@ -616,3 +616,13 @@ def test_a_report_does_not_call_such_a_run_killed(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(replay, "lives", lives)
     assert read_run(tmp_path / "run").said.status == "FINISHED"
+
+
+def test_a_first_line_of_a_hundred_kilobytes_ships(tmp_path: Path, store: Any) -> None:
+    """Only the beginning of a journal is read for what its run is; a description may be longer than that."""
+    journal = Journal(tmp_path / "run", name="long", experiment=tracked.TRAIN, description="word " * 20_000)
+    journal.metrics({"train/loss": 1.0}, step=1)
+    journal.end("FINISHED")
+    journal.close()
+    (run,) = ship(tmp_path / "run", store.uri).runs
+    assert (run.status, run.points_sent) == ("FINISHED", 1)

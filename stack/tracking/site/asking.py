@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from stack.errors import BadRequest, NotAble
+from stack.tracking.address import host_of
 from stack.tracking.login import Login, refusal, refuse_login_in_address, trust
 
 TIMEOUT_S = 15
@@ -46,14 +47,8 @@ class Target:
     @classmethod
     def parse(cls, server: str, connect: str | None = None) -> Target:
         """Raises BadRequest where the address or `connect` (HOST:PORT) is none."""
+        host_of(server)
         refuse_login_in_address(server)
-        parts = urlsplit(server)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadRequest(
-                "track-bad-server",
-                f"{server!r} is not the address of a tracking server",
-                do="give one like https://tracking.example",
-            )
         uri = server.rstrip("/")
         if connect is None:
             return cls(uri)

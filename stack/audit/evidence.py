@@ -18,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 from stack.audit.clips import ClipSpan, clip_spans, probe_videos
 from stack.audit.declared import declared_features
 from stack.audit.layout import Layout, locate
-from stack.audit.rows import Rows, load_rows
+from stack.audit.rows import Rows
+from stack.audit.rows_load import load_rows
 from stack.audit.tables import TaskTable, read_json_lines, read_parquet, task_table
 from stack.audit.trouble import Problem, Trouble, classify_file, parse_json
 from stack.dataset.model import Feature
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from stack.audit.checks.deep_files import Decoded
     from stack.audit.exact import Channel
     from stack.dataset.stats import Stats
@@ -66,13 +70,14 @@ class Evidence:
     Attributes:
         problems: grows as files are opened.
         closed: folders that could not be listed.
-        exact, channels: kept for `stack.audit.exact`.
+        usable, exact, channels: kept for `stack.audit.exact`.
         decoded: kept for `stack.audit.checks.deep_files`.
     """
 
     root: Path
     problems: list[Problem] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
+    usable: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     exact: dict[str, Stats] = field(default_factory=dict)
     channels: list[Channel] | None = None
     decoded: Decoded | None = None

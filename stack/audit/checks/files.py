@@ -180,7 +180,8 @@ def files_open(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     _ = (evidence.info, evidence.episodes, evidence.tasks, evidence.stats, evidence.episode_stats)
     _ = evidence.provenance
-    rows, videos = evidence.rows, evidence.videos
+    # Videos first: the processes that look into them are then copies of a small one.
+    videos, rows = evidence.videos, evidence.rows
     problems = {(p.file, p.line, p.trouble): p for p in evidence.problems}
     empty = [n for n, size in evidence.files.items() if size == 0 and n.startswith("meta/")]
     for name in empty:

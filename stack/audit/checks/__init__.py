@@ -2,10 +2,12 @@
 
 from stack.audit.checks import (  # noqa: F401, I001  (the order is the order of the report)
     files,
+    left_over,
     integrity,
     info,
     episodes,
     columns,
+    described,
     rows,
     time,
     clock,

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from stack.audit.checks.deep_copies import copies
 from stack.audit.checks.deep_files import decoded
-from stack.audit.checks.deep_scan import (
-    BLACK_FRAMES,
+from stack.audit.checks.deep_scan import BLACK_FRAMES, LEAST_S, Scan
+from stack.audit.checks.deep_series import (
     CUT_WINDOW_FRAMES,
-    LEAST_S,
     SAME_LEVELS,
     Border,
     Clip,
     Run,
-    Scan,
     runs_of,
 )
 from stack.audit.exact import STATE, exact_stats

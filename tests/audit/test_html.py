@@ -346,14 +346,29 @@ def test_many_episodes_stay_readable(demo: tuple[AuditReport, Path]) -> None:
     from stack.audit.decisions import Decision, Reason
 
     report = demo[0]
-    reason = (Reason("rows-not-finite", "x" * 300),)
-    decisions = tuple(Decision(e, "drop", reason) for e in range(681))
+    decisions = tuple(Decision(e, "drop", (Reason(f"kind-{e}", "x" * 300),)) for e in range(681))
     measures = replace(report.measures, lengths=tuple((e, 400 + e) for e in range(681)))
     source = render(replace(report, decisions=decisions, measures=measures))
     page = Page(source)
     assert len(page.of("rect", "ep-drop")) == 681 and len(source) < 700_000
     assert "481 more are left out here" in page.text
     assert "better ask for a new delivery" in page.by_heading["What to do next"]
+    told = page.by_heading["Decision on each episode"]
+    assert "kind-199" in told and "kind-200" not in told
+
+
+def test_many_episodes_with_the_same_faults_share_a_row(demo: tuple[AuditReport, Path]) -> None:
+    from stack.audit.decisions import Decision, Reason
+
+    def of(episode: int, code: str) -> Decision:
+        return Decision(episode, "drop", (Reason(code, f"message {episode}"),))
+
+    alike = [of(e, "rows-not-finite") for e in (*range(3, 12), 14)]
+    few = [of(e, "index-gaps") for e in range(20, 28)]
+    told = Page(render(replace(demo[0], decisions=(*alike, *few)))).by_heading["Decision on each episode"]
+    assert "3-11, 14" in told
+    assert "message 3" in told and "message 4" not in told and "the other 9 have" in told
+    assert all(f"message {e}" in told for e in range(20, 28))
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")

@@ -28,7 +28,7 @@ td { overflow-wrap: anywhere; }
 code, pre { font: 13px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
 code { overflow-wrap: anywhere; }
 pre { background: var(--soft); padding: .6rem .8rem; overflow-x: auto; margin: .4rem 0 0; white-space: pre; }
-pre.long { max-height: 40rem; overflow-y: auto; }
+pre.long { max-height: 40rem; overflow-y: auto; } td pre { white-space: pre-wrap; }
 .tag { font-weight: 600; white-space: nowrap; }
 .error, .drop { color: var(--error); } .warning, .look { color: var(--warning); }
 .note { color: var(--note); } .use { color: var(--good); }

@@ -268,7 +268,9 @@ def key_frame_distances(distances: Mapping[str, Sequence[int]]) -> str:
                 title = f"{share:.1%} of the pictures lie in groups of {label}"
                 parts.append(_text(150, y + 12, label, "end"))
                 parts.append(_bar(158, y + 2, wide * share, row - 6, "bar", title))
-                parts.append(_text(164 + wide * share, y + 12, f"{share:.0%}"))
+                parts.append(
+                    _text(164 + wide * share, y + 12, f"{share:.0%}" if share >= 0.005 else "under 1%")
+                )
                 y += row
         y += 8
     return _svg(y, parts, f"key-frame distances of {len(names)} cameras")

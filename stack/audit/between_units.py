@@ -26,7 +26,7 @@ def units_differ(a: Profile, b: Profile) -> Iterator[Fault]:
             continue
         left, right = a.ranges[name], b.ranges[name]
         ia, ib = (np.array(side) for side in zip(*[(i, j) for i, j, _ in pairs], strict=True))
-        moving, ratio = _ratios(
+        moving, ratio = ratios(
             left.q99[ia] - left.q01[ia], right.q99[ib] - right.q01[ib], _size(left)[ia], _size(right)[ib]
         )
         far = np.flatnonzero(moving & ((ratio >= FACTOR) | (ratio <= 1 / FACTOR)))
@@ -59,7 +59,7 @@ def _size(of: Range) -> NDArray[np.float64]:
     return np.asarray(np.maximum(np.abs(of.q01), np.abs(of.q99)), np.float64)
 
 
-def _ratios(
+def ratios(
     a_span: NDArray[np.float64],
     b_span: NDArray[np.float64],
     a_size: NDArray[np.float64],

@@ -9,6 +9,8 @@ from stack.audit.checks import (  # noqa: F401, I001  (the order is the order of
     columns,
     described,
     rows,
+    motion,
+    agreement,
     time,
     clock,
     video,

@@ -15,6 +15,7 @@ from bench.audit_plants import STATE, data
 from stack.audit.evidence import Evidence
 from stack.audit.report import AuditReport
 from stack.audit.run import judge
+from stack.faults import Place
 
 Change = Callable[[np.ndarray], np.ndarray]
 NEW = {
@@ -96,6 +97,21 @@ def test_rows_read_at_half_the_rate(copy_good: Callable[[str], Path]) -> None:
     assert told(root) == {"rows-repeated": {2}}
     (fault,) = judge(Evidence(root)).of("rows-repeated")
     assert "32 of 64 rows" in fault.message and "about 4.92 a second are new" in fault.message
+
+
+def test_what_most_episodes_have_is_told_once(copy_good: Callable[[str], Path]) -> None:
+    root = copy_good("v2.1")
+    twice: Change = lambda values: np.repeat(values[::2], 2, axis=0)[: len(values)]  # noqa: E731
+    for episode in range(3):
+        edited(root, episode, state=twice, action=twice)
+    for episode in (0, 1, 3):
+        edited(root, episode, state=held(16, 40))
+    report = judge(Evidence(root))
+    for code, count in (("rows-repeated", 3), ("state-held", 3)):
+        (fault,) = report.of(code)
+        assert fault.message.startswith(f"in {count} of 4 episodes; the worst: ")
+        assert fault.where == Place(feature=STATE)
+    assert {decision.choice for decision in report.decisions} == {"use"}
 
 
 @pytest.mark.parametrize("factor", [57.29578, 1 / 57.29578, 1000.0])

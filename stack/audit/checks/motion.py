@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ HELD_S, HELD_LEAST_FRAMES = 1.0, 10
 MOVES_FRAC, MOVING_SHARE, MOVING_LEAST = 0.05, 0.25, 2
 PAUSE_FRAMES = 4  # as many equal steps in a row are a pause, not a slow reader
 REPEATED_SHARE = 0.25
+SEVERAL = 3  # episodes, from which on "most" means something
 
 
 def _vectors(case: Case) -> dict[str, Array]:
@@ -76,6 +78,7 @@ def state_held(case: Case) -> Iterator[Fault]:
     vectors, exact = _vectors(case), exact_stats(case.evidence, ACTION)
     if len(vectors) < 2 or exact is None:
         return
+    found: list[Fault] = []
     ranges = np.asarray(exact.max - exact.min, np.float64).reshape(-1)
     least = max(HELD_LEAST_FRAMES, round(HELD_S * (case.evidence.fps or 10.0)))
     for span in case.evidence.rows.spans:
@@ -87,13 +90,32 @@ def state_held(case: Case) -> Iterator[Fault]:
         held = [(first, last) for first, last in runs if _goes_on(action[first:last], ranges)]
         if held:
             first, last = max(held, key=lambda run: run[1] - run[0])
-            yield HELD.fault(
-                f"the state of episode {span.episode} is the same from frame {first} to {last - 1}, while the"
-                " action moves",
-                where=Place(span.file, span.episode, first, STATE),
-                count=sum(last - first for first, last in held),
-                data={"frames": [[first, last] for first, last in held[:50]]},
+            found.append(
+                HELD.fault(
+                    f"the state of episode {span.episode} is the same from frame {first} to {last - 1}, while"
+                    " the action moves",
+                    where=Place(span.file, span.episode, first, STATE),
+                    count=sum(last - first for first, last in held),
+                    data={"frames": [[first, last] for first, last in held[:50]]},
+                )
             )
+    yield from _each_or_all(found, case)
+
+
+def _each_or_all(found: list[Fault], case: Case) -> Iterator[Fault]:
+    """What most episodes have is a matter of the recorder, and no reason to look at each."""
+    episodes = len(case.evidence.rows.lengths)
+    if len(found) <= episodes / 2 or episodes < SEVERAL:
+        yield from found
+        return
+    worst = max(found, key=lambda fault: fault.count)
+    yield replace(
+        worst,
+        message=f"in {len(found)} of {episodes} episodes; the worst: {worst.message}",
+        where=Place(feature=worst.where.feature),
+        places=(),
+        count=sum(fault.count for fault in found),
+    )
 
 
 def _runs(same: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -115,6 +137,7 @@ def rows_repeated(case: Case) -> Iterator[Fault]:
     vectors, fps = _vectors(case), case.evidence.fps
     if len(vectors) < 2:
         return
+    found: list[Fault] = []
     for span in case.evidence.rows.spans:
         same = _repeats(vectors[STATE], span) & _repeats(vectors[ACTION], span)
         steps = len(same)
@@ -124,10 +147,14 @@ def rows_repeated(case: Case) -> Iterator[Fault]:
                 steps -= last - first - 1
         if steps < HELD_LEAST_FRAMES or same.sum() < REPEATED_SHARE * steps:
             continue
-        rate = f", about {fps * (1 - same.sum() / steps):.3g} a second" if fps else ""
-        yield REPEATED.fault(
-            f"{int(same.sum())} of {span.count} rows of episode {span.episode} repeat state and action of the"
-            f" row before{rate} are new",
-            where=Place(span.file, span.episode, int(np.flatnonzero(same)[0]) + 1),
-            data={"repeated": int(same.sum()), "rows": span.count},
+        rate = f"; about {fps * (1 - same.sum() / steps):.3g} a second are new" if fps else ""
+        found.append(
+            REPEATED.fault(
+                f"{int(same.sum())} of {span.count} rows of episode {span.episode} repeat state and action of"
+                f" the row before{rate}",
+                where=Place(span.file, span.episode, int(np.flatnonzero(same)[0]) + 1, STATE),
+                count=int(same.sum()),
+                data={"repeated": int(same.sum()), "rows": span.count},
+            )
         )
+    yield from _each_or_all(found, case)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.audit_good import encode
+from bench.memory_limit import within
 
 FPS, EPISODES, FRAMES = 30, 681, 305_425
 WIDTHS = {"observation.state": 159, "action": 40}  # an export before slicing; 16 wide after
@@ -28,18 +29,23 @@ from stack.audit import PolicyNeeds, audit
 from stack.audit.apart import let_go
 
 peak = 0
+def held(pid):
+    # Pss: a page that n processes share counts for 1/n of each, so that the sum counts it once.
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+
 def watch():
     global peak
     own = psutil.Process()
     while True:
-        held = 0
+        now = 0
         for process in [own, *own.children(recursive=True)]:
             try:
-                held += process.memory_info().rss
-            except psutil.Error:
+                now += held(process.pid)
+            except (OSError, psutil.Error):
                 pass
-        peak = max(peak, held)
-        time.sleep(0.2)
+        peak = max(peak, now)
+        time.sleep(0.1)
 
 if __name__ == "__main__":
     threading.Thread(target=watch, daemon=True).start()
@@ -162,17 +168,22 @@ def large(root: Path) -> Path:
     return root
 
 
-def measured(root: Path, *, deep: bool = False) -> dict[str, Any]:
-    """Seconds, processor seconds, and the peak of all processes' resident memory together, in a new process.
+def measured(root: Path, *, deep: bool = False, group: Path | None = None) -> dict[str, Any]:
+    """Seconds, processor seconds, and the peak of all processes' memory together, in a new process.
 
-    Memory that processes share is counted once for each of them.
+    Memory is the sum of proportional set sizes, ten times a second: pages that processes share, as those of
+    forked workers and of libraries, are counted once, and so are pages of files that are mapped.
 
     Args:
         deep: also decode every picture.
+        group: a cgroup to run in.
+
+    Raises:
+        subprocess.CalledProcessError: the audit did not end well, as where the group has too little memory.
     """
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(root), "deep" if deep else "fast"],
+        within(group, [sys.executable, "-c", MEASURE, str(root), "deep" if deep else "fast"]),
         capture_output=True,
         text=True,
         timeout=7200,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class Ran:
 
     said: frozenset[str]
     seconds: float
+    cpu_seconds: float
     broke: bool = False
 
 
@@ -161,31 +163,42 @@ def plants() -> dict[str, Plant]:
     return found
 
 
-def run_peer(peer: Peer, folder: Path, root: Path, scratch: Path, *, deep: bool) -> Ran:
+def _cpu_s() -> float:
+    """Of all children that have ended, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_peer(
+    peer: Peer, folder: Path, root: Path, scratch: Path, *, deep: bool, bound_s: float = BOUND_S
+) -> Ran:
     file = scratch / f"{peer.name}.json"
     file.unlink(missing_ok=True)
     program, *arguments = peer.command(root, file, deep)
-    started = time.monotonic()
+    started, before = time.monotonic(), _cpu_s()
+    said: set[str] | None = None
     try:
         done = subprocess.run(
             [str(folder / peer.name / "bin" / program), *arguments],
             capture_output=True,
             text=True,
-            timeout=BOUND_S,
+            timeout=bound_s,
             env={**os.environ, **OFFLINE},
         )
-        return Ran(frozenset(peer.read(done.stdout, file)), time.monotonic() - started)
+        said = peer.read(done.stdout, file)
     except (subprocess.TimeoutExpired, ValueError, KeyError, OSError):
-        return Ran(frozenset(), time.monotonic() - started, broke=True)
+        pass  # no report came
+    took = time.monotonic() - started, _cpu_s() - before
+    return Ran(frozenset(said or ()), *took, broke=said is None)
 
 
 def run_audit(
     root: Path, scratch: Path, *, deep: bool, bound_s: float = BOUND_S
-) -> tuple[dict[str, Any], float]:
-    """The audit's report as JSON, and the seconds that the command took."""
+) -> tuple[dict[str, Any], float, float]:
+    """The audit's report as JSON, and the seconds and processor seconds that the command took."""
     file = scratch / "audit.json"
     file.unlink(missing_ok=True)
-    started = time.monotonic()
+    started, before = time.monotonic(), _cpu_s()
     subprocess.run(
         [sys.executable, "-m", "stack", "audit", str(root), "--for", "pi05", "--json", str(file)]
         + (["--deep"] if deep else []),
@@ -194,7 +207,7 @@ def run_audit(
         env={**os.environ, **OFFLINE},
         check=False,
     )
-    return json.loads(file.read_text()), time.monotonic() - started
+    return json.loads(file.read_text()), time.monotonic() - started, _cpu_s() - before
 
 
 def finds(report: Mapping[str, Any], code: str, plant: Plant) -> bool:
@@ -230,11 +243,14 @@ class Comparison:
         self.kept.write_text(json.dumps(self.cells, indent=1, sort_keys=True))
         return value
 
-    def peer(self, peer: Peer, root: Path, key: str, *, deep: bool) -> dict[str, Any]:
+    def peer(
+        self, peer: Peer, root: Path, key: str, *, deep: bool, bound_s: float = BOUND_S
+    ) -> dict[str, Any]:
         assert self.folder is not None
         if key not in self.cells:
-            ran = run_peer(peer, self.folder, root, self.scratch, deep=deep)
-            return self.keep(key, {"said": sorted(ran.said), "s": ran.seconds, "broke": ran.broke})  # type: ignore[no-any-return]
+            ran = run_peer(peer, self.folder, root, self.scratch, deep=deep, bound_s=bound_s)
+            cell = {"said": sorted(ran.said), "s": ran.seconds, "cpu_s": ran.cpu_seconds, "broke": ran.broke}
+            return self.keep(key, cell)  # type: ignore[no-any-return]
         return self.cells[key]  # type: ignore[no-any-return]
 
     def damaged(self, code: str, plant: Plant) -> Path:
@@ -258,7 +274,7 @@ class Comparison:
                 continue
             root = self.damaged(code, plant)
             if f"audit {code}" not in self.cells:
-                report, seconds = run_audit(root, self.scratch, deep=plant.deep)
+                report, seconds, _ = run_audit(root, self.scratch, deep=plant.deep)
                 self.keep(f"audit {code}", {"found": finds(report, code, plant), "s": seconds})
             for peer in self.peers:
                 if plant.version in peer.versions:
@@ -271,11 +287,12 @@ class Comparison:
         root = delivery(self.scratch / "larger", clips, LARGER)
         for deep in (False, True):
             key = f"audit larger {'deep' if deep else 'fast'}"
-            if key not in self.cells:
-                self.keep(key, run_audit(root, self.scratch, deep=deep, bound_s=LARGER_BOUND_S)[1])
+            if not isinstance(self.cells.get(key), dict):
+                _, wall_s, cpu_s = run_audit(root, self.scratch, deep=deep, bound_s=LARGER_BOUND_S)
+                self.keep(key, {"s": wall_s, "cpu_s": cpu_s})
         for peer in self.peers:
             if "v2.1" in peer.versions:
-                self.peer(peer, root, f"{peer.name} larger", deep=False)
+                self.peer(peer, root, f"{peer.name} larger", deep=False, bound_s=LARGER_BOUND_S)
 
     def credit(self, peer: Peer, code: str, plant: Plant) -> str:
         """`yes`, `no`, `breaks off` (no report), `-` where it does not read this version, or `not tried`."""
@@ -302,7 +319,7 @@ class Comparison:
     def table(self) -> str:
         """Markdown: totals first, then every fault."""
         all_plants = self.measured()
-        heads = ["tool", "faults named", "no report", "s a fault (mean)", "s, 50 episodes"]
+        heads = ["tool", "faults named", "no report", "s a fault (mean)", "s, 50 episodes (CPU-s)"]
         rows = [["`stack audit`", *self._own(all_plants)]]
         for peer in self.peers:
             rows.append([f"{peer.package}", *self._total(peer, all_plants)])
@@ -327,7 +344,7 @@ class Comparison:
         cells = [self.cells[f"audit {code}"] for code in all_plants]
         mean = sum(cell["s"] for cell in cells) / len(cells)
         fast, deep = (self.cells.get(f"audit larger {how}") for how in ("fast", "deep"))
-        larger = f"{fast:.1f} (every picture decoded: {deep:.1f})" if deep is not None else ""
+        larger = f"{_took(fast)}; every picture decoded: {_took(deep)}" if fast and deep else ""
         found = sum(cell["found"] for cell in cells)
         return [f"{found} of {len(cells)}", "0", f"{mean:.1f}", larger]
 
@@ -335,10 +352,15 @@ class Comparison:
         given = {code: self.credit(peer, code, plant) for code, plant in all_plants.items()}
         able = [code for code, mark in given.items() if mark not in ("-", "not tried")]
         mean = sum(self.cells[f"{peer.name} {code}"]["s"] for code in able) / max(1, len(able))
-        larger = self.cells.get(f"{peer.name} larger", {}).get("s")
+        larger = self.cells.get(f"{peer.name} larger")
         named = sum(given[code] == "yes" for code in able)
         broke = sum(given[code] == "breaks off" for code in able)
-        return [f"{named} of {len(able)}", str(broke), f"{mean:.1f}", f"{larger:.1f}" if larger else ""]
+        return [f"{named} of {len(able)}", str(broke), f"{mean:.1f}", _took(larger) if larger else ""]
+
+
+def _took(cell: Mapping[str, Any]) -> str:
+    broke = ", no report" if cell.get("broke") else ""
+    return f"{cell['s']:.1f} ({cell['cpu_s']:.1f}{broke})"
 
 
 def _line(cells: Sequence[str]) -> str:

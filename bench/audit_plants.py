@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import pickle
 import shutil
 import struct
@@ -360,6 +361,36 @@ def taken_again(
             encode(root / video(camera, into), shown[first : first + count], crf=30)
 
     return damage
+
+
+def read_slowly(episode: int) -> Damage:
+    """State and action come at half the rate: each row twice."""
+
+    def twice(values: list[Any]) -> list[Any]:
+        return [values[frame - frame % 2] for frame in range(len(values))]
+
+    return all_of(*(in_column(data(episode), name, twice) for name in (STATE, "action")))
+
+
+def in_degrees(values: list[Any]) -> list[Any]:
+    return [[math.degrees(value) for value in row] for row in values]
+
+
+def state_from_action(root: Path) -> None:
+    for episode in range(len(LENGTHS)):
+        table = pq.read_table(root / data(episode))
+        at = table.column_names.index(STATE)
+        pq.write_table(table.set_column(at, STATE, table.column("action")), root / data(episode))
+
+
+def exchanged_clips(camera: str) -> Damage:
+    """Episodes 1 and 2, which are equally long, each have the other's place in the joined video."""
+
+    def exchange(values: list[Any]) -> None:
+        values[1], values[2] = values[2], values[1]
+
+    names = (f"videos/{camera}/{end}_timestamp" for end in ("from", "to"))
+    return all_of(*(in_column(EPISODE_TABLE, name, exchange) for name in names))
 
 
 def with_extra(root: Path) -> None:
@@ -925,6 +956,43 @@ PLANTS: dict[str, list[Plant]] = {
             deep=True,
             episode=2,
         ),
+    ],
+    "episode-still": [
+        plant("v2.1", in_column(data(2), "action", lambda v: [v[0]] * len(v)), STALE, file=data(2), episode=2)
+    ],
+    "state-held": [
+        plant(
+            "v2.1",
+            in_column(data(3), STATE, lambda v: [*v[:20], *[v[20]] * (len(v) - 20)]),
+            STALE,
+            file=data(3),
+            episode=3,
+            frame=20,
+            feature=STATE,
+        )
+    ],
+    "rows-repeated": [plant("v2.1", read_slowly(1), STALE, file=data(1), episode=1)],
+    "episode-units-differ": [
+        plant("v2.1", in_column(data(2), STATE, in_degrees), STALE, file=data(2), episode=2, feature=STATE)
+    ],
+    "state-is-action": [plant("v2.1", state_from_action, STALE, file=INFO, feature=STATE)],
+    "names-exchanged": [
+        plant(
+            "v2.1",
+            in_feature("action", names=["joint_0", "joint_2", "joint_1", "joint_3", "joint_4", "gripper"]),
+            file=INFO,
+            feature=STATE,
+            channel="joint_1 [1]",
+        )
+    ],
+    "clip-order": [
+        plant(
+            "v3.0",
+            exchanged_clips(HAND),
+            file=f"videos/{HAND}/chunk-000/file-000.mp4",
+            episode=1,
+            feature=HAND,
+        )
     ],
     "timestamps-off": [
         plant(

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stack.audit import between_kinds as kinds
 from stack.audit.apart import sheltered
+from stack.audit.between_kinds import between_fault
+from stack.audit.between_units import SHOWN, units_differ
 from stack.audit.declared import flat_names
 from stack.audit.evidence import Evidence
-from stack.audit.kinds import Kind, PolicyNeeds
-from stack.audit.profile import Profile, Range, profile_of
+from stack.audit.kinds import PolicyNeeds
+from stack.audit.profile import Profile, profile_of
 from stack.audit.report import AuditReport, plain
 from stack.audit.run import judge
 from stack.audit.takes import repeats
@@ -26,11 +27,6 @@ from stack.errors import BadRequest
 from stack.faults import Fault, Place, fold, has_errors
 
 SCHEMA = "stack/audit-between/1"
-FACTOR = 10.0  # ranges this far apart are not the same unit
-RADIAN_DEGREES = (40.0, 80.0)  # about 57.3
-STILL = 1e-6  # a range below this says nothing about its unit
-MOST_FRAC = 0.5
-SHOWN = 5
 # Keys of a feature's entry that other checks compare.
 _COMPARED = {"dtype", "shape", "names"}
 
@@ -106,14 +102,8 @@ def compare(profiles: Sequence[Profile]) -> list[Fault]:
     faults += _tasks(profiles)
     for a, b in combinations(profiles, 2):
         faults += _duplicates(a, b)
-        faults += _units(a, b)
+        faults += units_differ(a, b)
     return fold(faults)
-
-
-def _fault(kind: Kind, message: str, merge: str, place: Place, **more: Any) -> Fault:
-    """`merge`: `settles`, `with a manifest line`, or `refuses`."""
-    data = {"merge": merge, **more.pop("data", {})}
-    return kind.fault(message, where=place, data=data, **more)
 
 
 def _heads(profiles: Sequence[Profile]) -> Iterator[Fault]:
@@ -125,7 +115,7 @@ def _heads(profiles: Sequence[Profile]) -> Iterator[Fault]:
         values = {profile.name: getattr(profile, key) for profile in profiles}
         if len({str(value) for value in values.values()}) > 1:
             place = Place(profiles[1].info, feature=key)
-            yield _fault(kind, f"{key}: {_pairs(values)}", merge, place, data={"values": values})
+            yield between_fault(kind, f"{key}: {_pairs(values)}", merge, place, data={"values": values})
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -139,7 +129,7 @@ def _feature(name: str, profiles: Sequence[Profile]) -> Iterator[Fault]:
         where = Place(f"{lack[0]}/meta/info.json", feature=name)
         there = ", ".join(profile.name for profile in have)
         message = f"{name} is in {there}, not in {', '.join(lack)}"
-        yield _fault(kinds.FEATURE, message, "with a manifest line", where)
+        yield between_fault(kinds.FEATURE, message, "with a manifest line", where)
     if len(have) < 2:
         return
     features = {profile.name: profile.features[name] for profile in have}
@@ -157,7 +147,7 @@ def _vector(
     widths = {p.name: p.widths.get(name) or int(np.prod(p.features[name].shape or (1,))) for p in have}
     if len(set(widths.values())) > 1:
         message = f"{name} is {_pairs(widths)} wide"
-        yield _fault(kinds.WIDTH, message, "with a manifest line", place, data={"widths": widths})
+        yield between_fault(kinds.WIDTH, message, "with a manifest line", place, data={"widths": widths})
     else:
         yield from _names_differ(name, features, place)
     types = {p.name: p.stored.get(name, p.features[name].dtype) for p in have}
@@ -165,9 +155,9 @@ def _vector(
     groups = {_group(dtype) for dtype in declared.values()}
     if len(groups) > 1:
         message = f"{name} is {_pairs(declared)}"
-        yield _fault(kinds.DTYPE, message, "refuses", place, severity="error")
+        yield between_fault(kinds.DTYPE, message, "refuses", place, severity="error")
     elif len(set(types.values())) > 1 or len(set(declared.values())) > 1:
-        yield _fault(kinds.DTYPE, f"{name} is stored as {_pairs(types)}", "settles", place)
+        yield between_fault(kinds.DTYPE, f"{name} is stored as {_pairs(types)}", "settles", place)
 
 
 def _group(dtype: str) -> str:
@@ -181,7 +171,7 @@ def _names_differ(name: str, features: Mapping[str, Feature], place: Place) -> I
     if given and len(given) < len(features):
         lack = ", ".join(source for source in features if source not in given)
         message = f"{name} has no names in {lack}"
-        yield _fault(kinds.NAMES, message, "settles", place, severity="note")
+        yield between_fault(kinds.NAMES, message, "settles", place, severity="note")
     if not given:
         return
     (first_source, first), *others = given.items()
@@ -192,7 +182,7 @@ def _names_differ(name: str, features: Mapping[str, Feature], place: Place) -> I
         message = f"{name}: channel {at} is '{first[at]}' in {first_source} and '{names[at]}' in {source}"
         where = Place(f"{source}/meta/info.json", feature=name, channel=f"{names[at]} [{at}]")
         same = sorted(names) == sorted(first)
-        yield _fault(kinds.ORDER if same else kinds.NAMES, message, "with a manifest line", where)
+        yield between_fault(kinds.ORDER if same else kinds.NAMES, message, "with a manifest line", where)
 
 
 def _camera(name: str, have: Sequence[Profile], place: Place) -> Iterator[Fault]:
@@ -205,11 +195,11 @@ def _camera(name: str, have: Sequence[Profile], place: Place) -> Iterator[Fault]
             f"{' '.join(video)} in {source} (episode {episode})"
             for video, (source, episode) in list(found.items())[:SHOWN]
         )
-        yield _fault(kinds.VIDEO, f"{name}: {said}", "refuses", place)
+        yield between_fault(kinds.VIDEO, f"{name}: {said}", "refuses", place)
     forms = {profile.name: profile.features[name].dtype for profile in have}
     if len(set(forms.values())) > 1:
         message = f"{name} is {_pairs(forms)}"
-        yield _fault(kinds.DTYPE, message, "refuses", place, severity="error")
+        yield between_fault(kinds.DTYPE, message, "refuses", place, severity="error")
 
 
 def _entries(name: str, features: Mapping[str, Feature], place: Place) -> Iterator[Fault]:
@@ -226,7 +216,7 @@ def _entries(name: str, features: Mapping[str, Feature], place: Place) -> Iterat
     for key in differ:
         values = {source: _short(feature.raw.get(key.split(" ")[0])) for source, feature in features.items()}
         message = f"{name}.{key}: {_pairs(values)}"
-        yield _fault(kinds.ENTRY, message, "settles", place, data={"key": key})
+        yield between_fault(kinds.ENTRY, message, "settles", place, data={"key": key})
 
 
 def _short(value: Any) -> str:
@@ -242,7 +232,7 @@ def _tasks(profiles: Sequence[Profile]) -> Iterator[Fault]:
             source, first = seen.setdefault(key, (profile.name, text))
             if first != text and source != profile.name:
                 message = f"{first!r} in {source} and {text!r} in {profile.name}"
-                yield _fault(
+                yield between_fault(
                     kinds.TASKS, message, "with a manifest line", Place(f"{profile.name}/meta/tasks")
                 )
 
@@ -250,7 +240,7 @@ def _tasks(profiles: Sequence[Profile]) -> Iterator[Fault]:
 def _duplicates(a: Profile, b: Profile) -> Iterator[Fault]:
     for digest, episode in b.takes.items():
         if digest in a.takes:
-            yield _fault(
+            yield between_fault(
                 kinds.DUPLICATE,
                 f"episode {episode} of {b.name} has the rows of episode {a.takes[digest]} of {a.name}",
                 "with a manifest line",
@@ -261,7 +251,7 @@ def _duplicates(a: Profile, b: Profile) -> Iterator[Fault]:
     for repeat in repeats(a.numbers, b.numbers) if a.numbers and b.numbers else ():
         if repeat.later not in equal:
             shift = f", from frame {repeat.lag} of it on" if repeat.lag > 0 else ""
-            yield _fault(
+            yield between_fault(
                 kinds.DUPLICATE,
                 f"episode {repeat.later} of {b.name} has, to rounding, the rows of episode {repeat.earlier}"
                 f" of {a.name}{shift}, in {repeat.frames} frames",
@@ -269,73 +259,3 @@ def _duplicates(a: Profile, b: Profile) -> Iterator[Fault]:
                 Place(b.name, repeat.later),
                 data={"of": [a.name, repeat.earlier], "lag_frames": repeat.lag, "frames": repeat.frames},
             )
-
-
-def _units(a: Profile, b: Profile) -> Iterator[Fault]:
-    for name in sorted(set(a.ranges) & set(b.ranges)):
-        pairs = _same_channels(name, a, b)
-        if not pairs:
-            continue
-        left, right = a.ranges[name], b.ranges[name]
-        ia, ib = (np.array(side) for side in zip(*[(i, j) for i, j, _ in pairs], strict=True))
-        moving, ratio = _ratios(
-            left.q99[ia] - left.q01[ia], right.q99[ib] - right.q01[ib], _size(left)[ia], _size(right)[ib]
-        )
-        far = np.flatnonzero(moving & ((ratio >= FACTOR) | (ratio <= 1 / FACTOR)))
-        if not len(far):
-            continue
-        most = len(far) > MOST_FRAC * moving.sum() and np.ptp(np.log(ratio[far])) < np.log(FACTOR)
-        factor = float(np.exp(np.median(np.abs(np.log(ratio[far])))))
-        guess = ""
-        if RADIAN_DEGREES[0] <= factor <= RADIAN_DEGREES[1]:
-            degrees = b.name if np.median(ratio[far]) > 1 else a.name
-            guess = f"; about 57.3: {degrees} seems to count in degrees, the other in radians"
-        worst = far[np.argsort(-np.abs(np.log(ratio[far])))][:SHOWN]
-        said = "; ".join(
-            f"{pairs[k][2]} {left.q01[ia[k]]:.3g} to {left.q99[ia[k]]:.3g} in {a.name},"
-            f" {right.q01[ib[k]]:.3g} to {right.q99[ib[k]]:.3g} in {b.name}"
-            for k in worst
-        )
-        yield _fault(
-            kinds.UNITS,
-            f"{len(far)} of {int(moving.sum())} moving channels of {name} differ by a factor of"
-            f" about {factor:.3g}{guess}: {said}",
-            "refuses",
-            Place(b.info, feature=name, channel=pairs[worst[0]][2]),
-            severity="error" if most else "warning",
-            data={"factor": factor, "channels": [pairs[k][2] for k in far]},
-        )
-
-
-def _size(of: Range) -> NDArray[np.float64]:
-    return np.asarray(np.maximum(np.abs(of.q01), np.abs(of.q99)), np.float64)
-
-
-def _ratios(
-    a_span: NDArray[np.float64],
-    b_span: NDArray[np.float64],
-    a_size: NDArray[np.float64],
-    b_size: NDArray[np.float64],
-) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Which channels move in both, and how much larger b's are than a's.
-
-    Spread and magnitude must both be apart: of the two the ratio nearer to 1 counts. A joint that hardly
-    moves in one dataset has a small spread at the same magnitude, and is no other unit.
-    """
-    moving = (a_span > STILL) & (b_span > STILL)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spans = np.where(moving, b_span / np.where(moving, a_span, 1), 1.0)
-        sizes = np.where(moving, b_size / np.where(moving, a_size, 1), 1.0)
-    same_side = (spans > 1) == (sizes > 1)
-    nearer = np.where(np.abs(np.log(spans)) < np.abs(np.log(sizes)), spans, sizes)
-    return moving, np.asarray(np.where(same_side, nearer, 1.0), np.float64)
-
-
-def _same_channels(name: str, a: Profile, b: Profile) -> list[tuple[int, int, str]]:
-    """(channel in a, channel in b, name): by name where both have names, else by position."""
-    left, right = a.features[name].names, b.features[name].names
-    widths = a.ranges[name].q01.size, b.ranges[name].q01.size
-    if left and right and (len(left), len(right)) == widths:
-        where = {channel: j for j, channel in enumerate(right)}
-        return [(i, where[channel], channel) for i, channel in enumerate(left) if channel in where]
-    return [(i, i, f"[{i}]") for i in range(widths[0])] if widths[0] == widths[1] else []

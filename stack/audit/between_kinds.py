@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from stack.audit.kinds import kind
+from typing import Any
+
+from stack.audit.kinds import Kind, kind
+from stack.faults import Fault, Place
 
 FPS = kind(
     "between-fps-differs",
@@ -115,3 +118,9 @@ UNITS = kind(
     "delivered again",
     also={"error": "where most of the feature's moving channels are, by about the same factor"},
 )
+
+
+def between_fault(kind: Kind, message: str, merge: str, place: Place, **more: Any) -> Fault:
+    """`merge`: `settles`, `with a manifest line`, or `refuses`."""
+    data = {"merge": merge, **more.pop("data", {})}
+    return kind.fault(message, where=place, data=data, **more)

@@ -18,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 from stack.audit.clips import ClipSpan, clip_spans, probe_videos
 from stack.audit.declared import declared_features
 from stack.audit.layout import Layout, locate
-from stack.audit.rows import Rows, load_rows
-from stack.audit.tables import TaskTable, read_json_lines, read_parquet, task_table
+from stack.audit.rows import Rows
+from stack.audit.rows_load import load_rows
+from stack.audit.tables import TaskTable, compact, read_json_lines, read_parquet, table_rows, task_table
 from stack.audit.trouble import Problem, Trouble, classify_file, parse_json
 from stack.dataset.model import Feature
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from stack.audit.checks.deep_files import Decoded
     from stack.audit.exact import Channel
     from stack.dataset.stats import Stats
@@ -66,13 +70,13 @@ class Evidence:
     Attributes:
         problems: grows as files are opened.
         closed: folders that could not be listed.
-        exact, channels: kept for `stack.audit.exact`.
-        decoded: kept for `stack.audit.checks.deep_files`.
+        usable, exact, channels, decoded: kept for `stack.audit.exact` and `checks.deep_files`.
     """
 
     root: Path
     problems: list[Problem] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
+    usable: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     exact: dict[str, Stats] = field(default_factory=dict)
     channels: list[Channel] | None = None
     decoded: Decoded | None = None
@@ -205,7 +209,7 @@ class Evidence:
         tables = []
         for name in names:
             table = read_parquet(self, name)
-            tables.append((name, [] if table is None else table.to_pylist()))
+            tables.append((name, [] if table is None else table_rows(table)))
         return tables
 
     @cached_property
@@ -253,7 +257,11 @@ class Evidence:
             entry = entry if isinstance(entry, dict) else {}
             stats = entry.get("stats")
             stats = stats if isinstance(stats, dict) else {}
-            kept = {name: value for name, value in stats.items() if isinstance(value, dict)}
+            kept = {
+                name: {stat: compact(value) for stat, value in own.items()}
+                for name, own in stats.items()
+                if isinstance(own, dict)
+            }
             yield EpisodeStats(whole(entry.get("episode_index")), file, kept)
 
     def _episode_stats_v3(self) -> Iterator[EpisodeStats]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.declared import channel_name, field_of
-from stack.audit.rows import finite
+from stack.audit.rows import Column, finite
 from stack.dataset.stats import Stats, vector_stats
 
 if TYPE_CHECKING:
@@ -23,7 +23,12 @@ EPSILON = np.float32(1e-8)  # what lerobot puts in place of a range that is exac
 
 def usable_rows(evidence: Evidence, name: str) -> NDArray[np.int64]:
     """Rows of a column that are there and finite in every channel."""
-    column = evidence.rows.columns.get(name)
+    if name not in evidence.usable:
+        evidence.usable[name] = _usable_rows(evidence.rows.columns.get(name))
+    return evidence.usable[name]
+
+
+def _usable_rows(column: Column | None) -> NDArray[np.int64]:
     if column is None or column.values is None or not column.width:
         return np.zeros(0, np.int64)
     good = column.present.copy()

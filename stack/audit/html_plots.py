@@ -97,7 +97,9 @@ def channels(report: AuditReport) -> Iterator[str]:
     yield "band is [&minus;1, 1], the scale logarithmic. Actions beyond |y| = "
     yield f"{needs.max_magnitude:g} are errors, beyond {needs.warn_magnitude:g} warnings: an action goes "
     yield "into the loss as it is. A state is put into one of 256 bins, and what lies outside the band is "
-    yield f"cut off without a message. q01 and q99 are those of {esc(report.channels[0].source)}.</p>"
+    source = report.channels[0].source
+    said = "the rows" if source == "rows" else source
+    yield f"cut off without a message. q01 and q99 are those of {said}.</p>"
     for name in dict.fromkeys(channel.feature for channel in report.channels):
         own = [channel for channel in report.channels if channel.feature == name]
         yield f"<h3>{esc(name)}, {plural(len(own), 'channel')}</h3>"

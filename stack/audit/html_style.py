@@ -28,6 +28,7 @@ td { overflow-wrap: anywhere; }
 code, pre { font: 13px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
 code { overflow-wrap: anywhere; }
 pre { background: var(--soft); padding: .6rem .8rem; overflow-x: auto; margin: .4rem 0 0; white-space: pre; }
+pre.long { max-height: 40rem; overflow-y: auto; } td pre { white-space: pre-wrap; }
 .tag { font-weight: 600; white-space: nowrap; }
 .error, .drop { color: var(--error); } .warning, .look { color: var(--warning); }
 .note { color: var(--note); } .use { color: var(--good); }
@@ -35,7 +36,8 @@ td p { margin: 0 0 .35rem; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table.faults { table-layout: fixed; } table.faults td:last-child { overflow: hidden; }
 .faults th:first-child { width: 6.5rem; } .faults th:nth-child(2) { width: 47%; }
-table.facts th { width: 14rem; position: static; } table.episodes th:first-child { width: 6rem; }
+table.facts th { width: 14rem; position: static; } table.episodes th:first-child { width: 8rem; }
+table.episodes td.num { white-space: normal; }
 table.episodes th:nth-child(2) { width: 5.5rem; }
 tr.over td { background: #fdf0ef; }
 .filter { display: flex; flex-wrap: wrap; gap: .5rem 1.2rem; align-items: center; margin: .4rem 0 .8rem; }
@@ -64,7 +66,7 @@ figure img { display: block; max-width: 240px; min-width: 96px; height: auto; ba
   th { position: static; } code, pre, figcaption { font-size: 9.5px; } .tile { min-width: 0; }
   .filter { display: none; } h2, h3 { break-after: avoid; }
   tr, figure, svg, .strip, .tile { break-inside: avoid; }
-  pre { white-space: pre-wrap; } .scroll { overflow: visible; }
+  pre { white-space: pre-wrap; } pre.long { max-height: none; } .scroll { overflow: visible; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }
 """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from stack.audit.decisions import (
     MENDED,
     MOST_FRAC,
     Choice,
+    Decision,
     chosen,
     in_ranges,
     manifest_text,
@@ -21,6 +23,8 @@ from stack.faults import Fault
 COSTS = 6
 REASONS = 3
 EPISODES_SHOWN = 200
+ALONE_MOST = 8  # episodes with the same kinds of reasons that get a row each
+RANGES_CHARACTERS = 200
 SLICED = frozenset(
     {
         "state-too-wide",
@@ -51,7 +55,7 @@ def summary(report: AuditReport) -> Iterator[str]:
         ("warning", counts["warning"]),
         ("note", counts["note"]),
     ):
-        yield f'<div class="tile"><b class="{word}">{number}</b>{word if number == 1 else word + "s"}</div>'
+        yield f'<div class="tile"><b class="{word}">{number:,}</b>{word if number == 1 else word + "s"}</div>'
     if report.decisions:
         tiles: tuple[tuple[Choice, str], ...] = (
             ("use", "to use"),
@@ -61,7 +65,7 @@ def summary(report: AuditReport) -> Iterator[str]:
         for choice, said in tiles:
             number = len(chosen(report.decisions, choice))
             word = "episode" if number == 1 else "episodes"
-            yield f'<div class="tile"><b class="{choice}">{number}</b>{word} {said}</div>'
+            yield f'<div class="tile"><b class="{choice}">{number:,}</b>{word} {said}</div>'
     yield '</div><div class="brief"><div><h3>What it would have cost</h3>'
     yield from _costs(report)
     yield "</div><div><h3>What to do next</h3><ol>"
@@ -95,7 +99,7 @@ def steps(report: AuditReport) -> list[str]:
     dropped, looked = chosen(report.decisions, "drop"), chosen(report.decisions, "look")
     if dropped:
         own = [decision.episode for decision in dropped]
-        text = f"Leave out {plural(len(own), 'episode')} of {len(report.decisions)} ({in_ranges(own)})"
+        text = f"Leave out {plural(len(own), 'episode')} of {len(report.decisions):,} ({in_ranges(own)})"
         if len(own) == len(report.decisions):
             text += ": nothing would be left, better ask for a new delivery"
         elif len(own) > MOST_FRAC * len(report.decisions):
@@ -173,11 +177,42 @@ def manifest(report: AuditReport) -> Iterator[str]:
     yield "<h2>The manifest that mends it</h2>"
     yield '<p class="dim">Ready for <code>stack prepare</code> once the path is right; '
     yield "<code>stack audit --decisions FILE</code> writes it with the path.</p>"
-    yield f"<pre>{esc(text)}</pre>"
+    yield f'<pre class="long">{esc(text)}</pre>'
+
+
+def _alike(decisions: list[Decision]) -> list[list[Decision]]:
+    """Episodes one by one, but many with the same kinds of reasons together."""
+    kinds: dict[tuple[Choice, tuple[str, ...]], list[Decision]] = {}
+    for decision in decisions:
+        codes = tuple(dict.fromkeys(reason.code for reason in decision.reasons))
+        kinds.setdefault((decision.choice, codes), []).append(decision)
+    return [
+        group
+        for own in kinds.values()
+        for group in ([own] if len(own) > ALONE_MOST else [[decision] for decision in own])
+    ]
+
+
+def _episode_row(group: list[Decision]) -> str:
+    first = group[0]
+    why = "".join(
+        f"<p><code>{esc(reason.code)}</code> {esc(reason.message)}</p>" for reason in first.reasons[:REASONS]
+    )
+    more = len(first.reasons) - REASONS
+    why += f'<p class="dim">and {plural(more, "reason")} more</p>' if more > 0 else ""
+    named = str(first.episode)
+    if len(group) > 1:
+        named = textwrap.shorten(in_ranges([d.episode for d in group]).replace('"', ""), RANGES_CHARACTERS)
+        of_first = f"Of episode {first.episode}; the other {len(group) - 1:,} have reasons of the same kinds:"
+        why = f'<p class="dim">{of_first}</p>{why}'
+    return (
+        f'<tr><td class="num">{esc(named)}</td><td class="tag {first.choice}">{first.choice}</td>'
+        f"<td>{why}</td></tr>"
+    )
 
 
 def episodes(report: AuditReport) -> Iterator[str]:
-    """Decisions with their reasons; episodes to use are counted only."""
+    """Decisions with their reasons, the same reasons of many episodes once; those to use are counted only."""
     if not report.decisions:
         return
     yield '<h2 id="episodes">Decision on each episode</h2>'
@@ -186,18 +221,11 @@ def episodes(report: AuditReport) -> Iterator[str]:
     if odd:
         yield '<table class="episodes"><thead><tr><th>Episode</th><th>Decision</th>'
         yield "<th>Why</th></tr></thead><tbody>"
-        for decision in odd[:EPISODES_SHOWN]:
-            why = "".join(
-                f"<p><code>{esc(reason.code)}</code> {esc(reason.message)}</p>"
-                for reason in decision.reasons[:REASONS]
-            )
-            more = len(decision.reasons) - REASONS
-            why += f'<p class="dim">and {plural(more, "reason")} more</p>' if more > 0 else ""
-            yield f'<tr><td class="num">{decision.episode}</td>'
-            yield f'<td class="tag {decision.choice}">{decision.choice}</td><td>{why}</td></tr>'
+        groups = _alike(odd)
+        yield from map(_episode_row, groups[:EPISODES_SHOWN])
         yield "</tbody></table>"
-        if len(odd) > EPISODES_SHOWN:
-            yield f"<p>{len(odd) - EPISODES_SHOWN} more are left out here; the JSON report has them all.</p>"
+        if left := sum(len(group) for group in groups[EPISODES_SHOWN:]):
+            yield f"<p>{left:,} more are left out here; the JSON report has them all.</p>"
     said = f"{plural(len(used), 'episode')} to use as they are: {in_ranges(used)}".replace('"', "")
     yield f'<p class="use">{esc(said) if used else "No episode can be used as it is"}.</p>'
     yield '<p class="dim">Only what belongs to single episodes decides here. What a slice, new statistics or '

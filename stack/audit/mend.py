@@ -12,10 +12,11 @@ import numpy as np
 
 from stack.audit.apart import sheltered
 from stack.audit.evidence import Evidence
-from stack.audit.mend_meta import info_steps, table_steps
+from stack.audit.mend_meta import info_steps
 from stack.audit.mend_rows import NUMBERED, row_steps
 from stack.audit.mend_stats import stats_steps
 from stack.audit.mend_step import Left, Repair, Step
+from stack.audit.mend_tables import table_steps
 from stack.audit.report import AuditReport
 from stack.audit.run import judge
 from stack.errors import BadRequest, StackError, WorkFailed

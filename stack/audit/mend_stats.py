@@ -77,11 +77,12 @@ def _writable(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Without entries that JSON cannot hold: NaN is no statistic."""
     kept = {}
     for name, entry in entries.items():
+        plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in entry.items()}
         try:
-            json.dumps(entry, allow_nan=False)
+            json.dumps(plain, allow_nan=False)
         except ValueError:
             continue
-        kept[name] = dict(entry)
+        kept[name] = plain
     return kept
 
 
@@ -164,6 +165,7 @@ def _write_episode_columns(evidence: Evidence) -> None:
 
 def _array(values: Sequence[Any], stored: pa.DataType) -> pa.Array:
     """In the stored type where the values have its depth; nested or flat ones get a type of their own."""
+    values = [v.tolist() if isinstance(v, np.ndarray) else v for v in values]
     try:
         return pa.array(values, stored)
     except (pa.ArrowException, TypeError, ValueError):

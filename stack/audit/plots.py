@@ -7,11 +7,14 @@ browser shows under the pointer.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
+from typing import TypeVar
 
 import numpy as np
 
+from stack.audit.decisions import CHOICES, Choice
 from stack.audit.exact import Channel
 from stack.audit.html_text import esc
 from stack.audit.kinds import PolicyNeeds
@@ -19,8 +22,10 @@ from stack.audit.measures import ClockCurve
 
 WIDTH, LEFT, RIGHT, TOP = 1080, 64, 12, 14
 NAMED_CHANNELS = 24
+BARS_MOST = 1000  # about a pixel each; where there are more episodes, a bar stands for several
 KEY_EDGES = (1, 2, 6, 13, 31, 61, 121, 241)
 Scale = Callable[[float], float]
+Value = TypeVar("Value", int, float)
 
 
 def _svg(height: float, parts: Iterable[str], said: str) -> str:
@@ -136,9 +141,13 @@ def _fields(channels: Sequence[Channel], step: float, base: float) -> Iterable[s
 
 
 def episode_lengths(
-    lengths: Sequence[tuple[int, int]], choices: Mapping[int, str], horizon: int | None
+    lengths: Sequence[tuple[int, int]], choices: Mapping[int, Choice], horizon: int | None
 ) -> str:
-    """A bar for each episode, coloured by its decision; a line at the action horizon."""
+    """A bar for each episode, coloured by its decision; a line at the action horizon.
+
+    A bar that stands for several is as high as the shortest, coloured by the worst decision among them, with
+    what is between the shortest and the longest faint above it.
+    """
     height, bottom = 190.0, 26.0
     most = max((count for _, count in lengths), default=1)
 
@@ -147,18 +156,32 @@ def episode_lengths(
 
     right = WIDTH - RIGHT
     parts = [*_ticks(scale, nice_ticks(most), right)]
-    step = (right - LEFT) / max(1, len(lengths))
+    groups = _together(lengths)
+    step = (right - LEFT) / max(1, len(groups))
     gap = 0.8 if step > 3 else 1.0
-    for number, (episode, count) in enumerate(lengths):
-        choice = choices.get(episode, "use")
-        title = f"episode {episode}: {count} frames, {choice}"
-        x = LEFT + step * number
-        parts.append(_bar(x, scale(count), step * gap, scale(0) - scale(count), f"ep-{choice}", title))
+    for number, group in enumerate(groups):
+        x, low, high = LEFT + step * number, min(n for _, n in group), max(n for _, n in group)
+        choice = min((choices.get(episode, "use") for episode, _ in group), key=CHOICES.index)
+        if len(group) == 1:
+            title = f"episode {group[0][0]}: {low} frames, {choice}"
+        else:
+            given = Counter(choices.get(episode, "use") for episode, _ in group)
+            said = ", ".join(f"{word} {given[word]}" for word in CHOICES if given[word])
+            title = f"episodes {group[0][0]} to {group[-1][0]}: {low} to {high} frames, {said}"
+        if high > low:
+            parts.append(_bar(x, scale(high), step * gap, scale(low) - scale(high), "faint", title))
+        parts.append(_bar(x, scale(low), step * gap, scale(0) - scale(low), f"ep-{choice}", title))
     if horizon and horizon <= most:
         parts.append(_line(LEFT, scale(horizon), right, scale(horizon), "limit"))
         parts.append(_text(right, scale(horizon) - 4, f"action horizon {horizon}", "end", "limit-text"))
-    parts += _episode_axis([episode for episode, _ in lengths], step, height - bottom)
+    parts += _episode_axis([group[0][0] for group in groups], step, height - bottom)
     return _svg(height, parts, f"frames of {len(lengths)} episodes")
+
+
+def _together(values: Sequence[tuple[int, Value]]) -> list[Sequence[tuple[int, Value]]]:
+    """Neighbouring episodes in at most `BARS_MOST` groups of one size."""
+    size = math.ceil(len(values) / BARS_MOST)
+    return [values[start : start + size] for start in range(0, len(values), max(1, size))]
 
 
 def _episode_axis(episodes: Sequence[int], step: float, base: float) -> Iterable[str]:
@@ -169,7 +192,10 @@ def _episode_axis(episodes: Sequence[int], step: float, base: float) -> Iterable
 
 
 def clock_by_episode(worst: Sequence[tuple[int, float]], tolerance_frames: float) -> str:
-    """How far timestamps are from frame_index / fps at worst, in frames, a bar for each episode."""
+    """How far timestamps are from frame_index / fps at worst, in frames, a bar for each episode.
+
+    A bar that stands for several shows the worst of them.
+    """
     height, bottom = 170.0, 26.0
     most = max((value for _, value in worst), default=0.0)
 
@@ -177,14 +203,17 @@ def clock_by_episode(worst: Sequence[tuple[int, float]], tolerance_frames: float
         return TOP + (height - TOP - bottom) * (1 - y / (most * 1.05 or 1.0))
 
     right = WIDTH - RIGHT
-    step = (right - LEFT) / max(1, len(worst))
+    groups = _together(worst)
+    step = (right - LEFT) / max(1, len(groups))
     parts = [*_ticks(scale, nice_ticks(most), right)]
-    for number, (episode, value) in enumerate(worst):
+    for number, group in enumerate(groups):
+        episode, value = max(group, key=lambda pair: pair[1])
         kind = "bar-error" if value > tolerance_frames else "bar"
-        title = f"episode {episode}: {value:.3g} frames"
+        among = "" if len(group) == 1 else f", the worst of episodes {group[0][0]} to {group[-1][0]}"
+        title = f"episode {episode}: {value:.3g} frames{among}"
         x = LEFT + step * number
         parts.append(_bar(x, scale(value), step * 0.8, scale(0) - scale(value), kind, title))
-    parts += _episode_axis([episode for episode, _ in worst], step, height - bottom)
+    parts += _episode_axis([group[0][0] for group in groups], step, height - bottom)
     return _svg(height, parts, f"largest clock error by episode, at most {most:.3g} frames")
 
 
@@ -239,7 +268,9 @@ def key_frame_distances(distances: Mapping[str, Sequence[int]]) -> str:
                 title = f"{share:.1%} of the pictures lie in groups of {label}"
                 parts.append(_text(150, y + 12, label, "end"))
                 parts.append(_bar(158, y + 2, wide * share, row - 6, "bar", title))
-                parts.append(_text(164 + wide * share, y + 12, f"{share:.0%}"))
+                parts.append(
+                    _text(164 + wide * share, y + 12, f"{share:.0%}" if share >= 0.005 else "under 1%")
+                )
                 y += row
         y += 8
     return _svg(y, parts, f"key-frame distances of {len(names)} cameras")

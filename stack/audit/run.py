@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from stack.audit.deadline import TimeUp, deadline
 from stack.audit.decisions import Decision, decide
 from stack.audit.evidence import Evidence
 from stack.audit.exact import ACTION, STATE, Channel, channels
+from stack.audit.facts import facts_or_less, in_one_line, no_facts
 from stack.audit.folding import fold_for_report
 from stack.audit.kinds import Case, Check, PolicyNeeds, kind
 from stack.audit.measures import Measures, measure
-from stack.audit.report import AuditReport, CameraFacts, DatasetFacts, NotRun, Ran
+from stack.audit.report import AuditReport, DatasetFacts, NotRun, Ran
 from stack.audit.shelter import work_bounded
 from stack.errors import BadRequest
 from stack.faults import Fault, Place
@@ -78,8 +79,12 @@ def judge(
     deep: bool = False,
     max_seconds: float | None = None,
     log: Callable[[str], None] = _silent,
+    left_out: Mapping[str, str] | None = None,
 ) -> AuditReport:
     """As `audit`, in this process, of evidence that the caller goes on to use.
+
+    Args:
+        left_out: names of checks that are not wanted -> why, as the report says it.
 
     Raises:
         BadRequest: there is no such folder.
@@ -92,7 +97,7 @@ def judge(
             do="name the folder that holds meta/",
         )
     started = time.perf_counter()
-    run = _Run(Case(evidence, policy, deep, log), log, max_seconds)
+    run = _Run(Case(evidence, policy, deep, log), log, max_seconds, left_out or {})
     run.plan()  # before the clock runs: a report names all that it did not get to
     try:
         with work_bounded(max_seconds), deadline(max_seconds):
@@ -101,7 +106,7 @@ def judge(
     except TimeUp:
         run.stop_early()
     return AuditReport(
-        facts=run.facts or _no_facts(evidence),
+        facts=run.facts or no_facts(evidence),
         faults=tuple(fold_for_report(run.faults)),
         ran=tuple(run.ran),
         not_run=tuple(run.not_run),
@@ -121,6 +126,7 @@ class _Run:
     case: Case
     log: Callable[[str], None]
     max_seconds: float | None
+    left_out: Mapping[str, str]
     faults: list[Fault] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
@@ -146,7 +152,7 @@ class _Run:
             del self.left[0]
 
     def _one(self, check: Check) -> None:
-        if why := _why_not(check, self.case):
+        if why := self._why_not(check):
             self.not_run.append(NotRun(check.name, check.title, why))
             return
         self.log(f"audit: {check.title}")
@@ -158,8 +164,11 @@ class _Run:
         seconds = time.perf_counter() - before
         self.ran.append(Ran(check.name, check.title, codes, len(self.faults) - known, seconds))
 
+    def _why_not(self, check: Check) -> str:
+        return self.left_out.get(check.name, "") or _why_not(check, self.case)
+
     def count(self, evidence: Evidence) -> None:
-        self.facts, broke = _facts_or_less(evidence)
+        self.facts, broke = facts_or_less(evidence)
         if broke:
             self.faults.append(UNCHECKED_CHECK.fault(f"counting broke off: {broke}"))
         self.channels = _channels(evidence, self.case.policy)
@@ -168,11 +177,11 @@ class _Run:
             self.decisions = decide(evidence, self.faults)
             self.measures = measure(evidence)
         except Exception as error:  # what breaks them has broken checks too, which say more
-            self.faults.append(UNCHECKED_CHECK.fault(f"deciding on episodes broke off: {_why(error)}"))
+            self.faults.append(UNCHECKED_CHECK.fault(f"deciding on episodes broke off: {in_one_line(error)}"))
 
     def stop_early(self) -> None:
         """Say what stays unchecked; nothing is read any more."""
-        wanted = [check for check in self.left if not _why_not(check, self.case)]
+        wanted = [check for check in self.left if not self._why_not(check)]
         why = f"time was up after {self.max_seconds:g} s"
         self.not_run += [NotRun(check.name, check.title, why) for check in wanted]
         said = "; ".join(check.title for check in wanted) or "only the counting for the summary"
@@ -205,11 +214,11 @@ def _run(check: Check, case: Case, faults: list[Fault]) -> str:
         for fault in check.function(case):
             faults.append(fault)
     except Exception as error:  # a check that dies on some dataset must not hide what the others find
-        why = _why(error)
+        said = in_one_line(error)
         faults.append(
-            UNCHECKED_CHECK.fault(f"'{check.title}' broke off: {why}", where=Place(feature=check.name))
+            UNCHECKED_CHECK.fault(f"'{check.title}' broke off: {said}", where=Place(feature=check.name))
         )
-        return why
+        return said
     return ""
 
 
@@ -234,62 +243,3 @@ def _slice(evidence: Evidence, known: tuple[Channel, ...], needs: PolicyNeeds | 
         return safe_slice(evidence.features, known, needs)
     except Exception:  # told by the checks that offer it
         return None
-
-
-def _facts_or_less(evidence: Evidence) -> tuple[DatasetFacts, str]:
-    """The facts, or their empty form and why."""
-    try:
-        return _facts(evidence), ""
-    except Exception as error:  # what breaks the counting has broken checks too, which say more
-        return _no_facts(evidence), _why(error)
-
-
-def _no_facts(evidence: Evidence) -> DatasetFacts:
-    name = evidence.root.resolve().name
-    return DatasetFacts(name, None, None, None, 0, 0, None, None, (), {}, (), 0, 0)
-
-
-def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def _facts(evidence: Evidence) -> DatasetFacts:
-    rows = evidence.rows
-    lengths = rows.lengths.values()
-    robot = evidence.info.get("robot_type")
-    return DatasetFacts(
-        name=evidence.root.resolve().name,
-        version=evidence.version,
-        robot_type=robot if isinstance(robot, str) else None,
-        fps=evidence.fps,
-        episodes=len(rows.lengths) or len(evidence.episodes),
-        frames=rows.count,
-        shortest=min(lengths, default=None),
-        longest=max(lengths, default=None),
-        tasks=tuple(entry.text for entry in evidence.tasks.entries if isinstance(entry.text, str)),
-        widths={
-            name: column.width
-            for name, column in rows.columns.items()
-            if name in evidence.features and column.values is not None
-        },
-        cameras=tuple(_camera_facts(evidence)),
-        files=len(evidence.files),
-        bytes=sum(evidence.files.values()),
-    )
-
-
-def _camera_facts(evidence: Evidence) -> Iterable[CameraFacts]:
-    for name, feature in evidence.features.items():
-        if not feature.is_camera:
-            continue
-        files = {span.file for span in evidence.clips.get(name, [])}
-        videos = [evidence.videos[file] for file in sorted(files) if file in evidence.videos]
-        first = videos[0] if videos else None
-        yield CameraFacts(
-            name=name,
-            files=len(files),
-            frames=sum(video.frames for video in videos),
-            codec=first.codec if first else ("picture column" if feature.dtype == "image" else None),
-            width=first.width if first else None,
-            height=first.height if first else None,
-        )

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from stack.cli.options import FILE, FOLDER, log, manifest_options, show_json
-from stack.errors import BadRequest
+from stack.errors import BadRequest, Exit
 
 
 @click.command()
@@ -20,6 +20,7 @@ from stack.errors import BadRequest
 @click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core.")
 @click.option("--executor", metavar="tcp://HOST:PORT", help="Let the workers of this Dask scheduler work.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("--audit", "audited", is_flag=True, help="Then audit the output; exit code 1 for errors.")
 @manifest_options
 def prepare(
     manifest: Path,
@@ -29,6 +30,7 @@ def prepare(
     jobs: int | None,
     executor: str | None,
     dry_run: bool,
+    audited: bool,
     overrides: tuple[str, ...],
     allow_outside: bool,
 ) -> None:
@@ -50,6 +52,19 @@ def prepare(
         loaded, out=out, videos=videos, jobs=jobs, executor=executor, replace=replace, log=log
     )
     click.echo(summary(prepared))
+    if audited:
+        _audit([part.out for part in prepared.parts or (prepared,)])
+
+
+def _audit(roots: list[Path]) -> None:
+    """The audit's own checks, on what was just written."""
+    from stack.audit.output import audit_output, said_of
+
+    reports = [audit_output(root) for root in roots]
+    for report in reports:
+        click.echo(said_of(report))
+    if not all(report.ok for report in reports):
+        raise click.exceptions.Exit(Exit.NOT_GOOD)
 
 
 VERSION = click.Choice(["v3.0", "v2.1"])

@@ -37,8 +37,8 @@ def fill_template(root: Path, key: str, template: object, values: Mapping[str, A
     try:
         given = str(template).format(**values)
         path = root / given
-    except (KeyError, ValueError, IndexError, AttributeError, TypeError):
-        return None
+    except (KeyError, ValueError, IndexError, AttributeError, TypeError, MemoryError):
+        return None  # MemoryError: {episode_index:0999999999999d}
     if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(root)):
         raise BadRequest(
             "dataset-path-outside",

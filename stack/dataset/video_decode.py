@@ -60,7 +60,7 @@ def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[VideoFrame]:
                 before = bisect_right(key_frames, frame) - 1
                 key = key_frames[before] if before >= 0 else 0
                 if frame < at or key > at + DECODE_RATHER_THAN_SEEK_FRAMES:
-                    container.seek(int(index.packets.dts[index.position(key)]), backward=True, stream=stream)
+                    _seek(container, stream, int(index.packets.dts[index.position(key)]), info.file)
                     pictures = _pictures(container, stream, info.file)
                 held = _forward(pictures, frame, number, info.file)
                 at = frame + 1
@@ -120,6 +120,18 @@ def _pictures(container: InputContainer, stream: VideoStream, file: Path) -> Ite
     except av.FFmpegError as error:
         raise BadRequest(
             "video-not-decodable", f"decoding failed: {error}", where=str(file), do="fetch or record it again"
+        ) from error
+
+
+def _seek(container: InputContainer, stream: VideoStream, ticks: int, file: Path) -> None:
+    try:
+        container.seek(ticks, backward=True, stream=stream)
+    except av.FFmpegError as error:  # a text that names other files can be read, but only forward
+        raise BadRequest(
+            "video-not-decodable",
+            f"it cannot be entered at a key frame: {error}",
+            where=str(file),
+            do=f"write it as an MP4: ffmpeg -i {file.name} -c copy OUT.mp4",
         ) from error
 
 

@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from bench.audit_plants import PLANTS
 from stack.audit import AuditReport, PolicyNeeds, audit
 from stack.audit.decisions import Decision, choose, fragment, in_ranges
 from stack.audit.text import render
 from stack.cli import cli
+from stack.errors import StackError
 from stack.faults import Fault, Place
 from stack.manifests import load_dataset_manifest
 from stack.prepare import prepare
@@ -272,3 +274,22 @@ def test_the_demo_is_mended_by_what_the_report_offers(deliveries: Path, tmp_path
     again = audit(out, policy=PolicyNeeds(action_horizon=10))
     assert again.counts == {"error": 0, "warning": 0, "note": 0}, again.faults
     assert again.facts.episodes == 19
+
+
+@pytest.mark.parametrize(("code", "number"), [("video-not-mp4", 1), ("path-leaves-folder", 2)])
+def test_what_no_manifest_mends_is_refused_in_words_or_mended(
+    code: str, number: int, copy_good: Callable[[str], Path]
+) -> None:
+    """A text in place of a video, and a template that asks for a name of a terabyte: never a traceback."""
+    plant = PLANTS[code][number]
+    root = copy_good(plant.version)
+    plant.damage(root)
+    report, manifest, out = audit(root), root.parent / "m.yaml", root.parent / "out"
+    assert report.of(code)
+    manifest.write_text(fragment([(report, root)], manifest))
+    try:
+        prepare(load_dataset_manifest(manifest), out=out, jobs=1)
+    except StackError as error:
+        assert error.what and not out.exists()
+    else:
+        assert audit(out).ok

@@ -17,7 +17,8 @@ import pytest
 
 from bench.audit_plants import two_scenes
 from stack.audit import AuditReport, audit
-from stack.audit.checks.deep_scan import Job, scan, to_blocks
+from stack.audit.checks.deep_scan import scan, to_blocks
+from stack.audit.checks.deep_series import Job
 from stack.faults import Fault, Place
 
 HEAD, HAND = "observation.images.head", "observation.images.hand"

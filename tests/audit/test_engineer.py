@@ -117,7 +117,7 @@ def steps(page: str) -> list[str]:
 
 def offered(page: str, root: Path) -> str:
     """The manifest that the page offers, with the one thing it asks to be filled in."""
-    (text,) = re.findall(r"<pre>(.*?)</pre>", section(page, "The manifest that mends it"), re.S)
+    (text,) = re.findall(r"<pre[^>]*>(.*?)</pre>", section(page, "The manifest that mends it"), re.S)
     return html.unescape(text).replace(f"PATH/TO/{root.name}", root.name)
 
 

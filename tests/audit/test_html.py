@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stack.audit import AuditReport, PolicyNeeds, audit
+from stack.audit import AuditReport, PolicyNeeds, audit, plots
 from stack.audit import pictures as audit_pictures
 from stack.audit.html import render
 from stack.audit.html_text import coded, esc
@@ -346,14 +346,29 @@ def test_many_episodes_stay_readable(demo: tuple[AuditReport, Path]) -> None:
     from stack.audit.decisions import Decision, Reason
 
     report = demo[0]
-    reason = (Reason("rows-not-finite", "x" * 300),)
-    decisions = tuple(Decision(e, "drop", reason) for e in range(681))
+    decisions = tuple(Decision(e, "drop", (Reason(f"kind-{e}", "x" * 300),)) for e in range(681))
     measures = replace(report.measures, lengths=tuple((e, 400 + e) for e in range(681)))
     source = render(replace(report, decisions=decisions, measures=measures))
     page = Page(source)
     assert len(page.of("rect", "ep-drop")) == 681 and len(source) < 700_000
     assert "481 more are left out here" in page.text
     assert "better ask for a new delivery" in page.by_heading["What to do next"]
+    told = page.by_heading["Decision on each episode"]
+    assert "kind-199" in told and "kind-200" not in told
+
+
+def test_many_episodes_with_the_same_faults_share_a_row(demo: tuple[AuditReport, Path]) -> None:
+    from stack.audit.decisions import Decision, Reason
+
+    def of(episode: int, code: str) -> Decision:
+        return Decision(episode, "drop", (Reason(code, f"message {episode}"),))
+
+    alike = [of(e, "rows-not-finite") for e in (*range(3, 12), 14)]
+    few = [of(e, "index-gaps") for e in range(20, 28)]
+    told = Page(render(replace(demo[0], decisions=(*alike, *few)))).by_heading["Decision on each episode"]
+    assert "3-11, 14" in told
+    assert "message 3" in told and "message 4" not in told and "the other 9 have" in told
+    assert all(f"message {e}" in told for e in range(20, 28))
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
@@ -379,3 +394,25 @@ def test_a_browser_filters_the_table_and_asks_for_nothing_outside(
     done = subprocess.run([*command, file.as_uri()], capture_output=True, timeout=120, text=True)
     wanted = sum(f.code == "stats-count-zero" for f in demo[0].faults)
     assert f"<title>left {wanted} asked 0</title>" in done.stdout, done.stderr[-2000:]
+
+
+def test_bars_of_very_many_episodes_stand_for_several() -> None:
+    """Each episode is in one bar; the worst decision colours it, and a short one shows as low."""
+    lengths = [(episode, 300) for episode in range(20_000)]
+    lengths[7_013] = (7_013, 4)
+    svg = plots.episode_lengths(lengths, {7_013: "drop", 7_014: "look"}, 50)
+    bars = re.findall(r'<rect class="ep-(\w+)".*?height="([\d.]+)"><title>(.*?)</title>', svg)
+    assert len(bars) == plots.BARS_MOST and len(svg) < 400_000
+    ranges = [tuple(map(int, re.findall(r"episodes (\d+) to (\d+)", said)[0])) for _, _, said in bars]
+    assert [e for first, last in ranges for e in range(first, last + 1)] == list(range(20_000))
+    ((_, height, said),) = [bar for bar in bars if bar[0] == "drop"]
+    assert said == "episodes 7000 to 7019: 4 to 300 frames, drop 1, look 1, use 18"
+    assert float(height) < min(float(height) for choice, height, _ in bars if choice == "use") / 10
+    few = plots.episode_lengths(lengths[:1000], {}, None)
+    assert few.count("<title>episode ") == 1000
+
+    off = [(episode, 0.0) for episode in range(20_000)]
+    off[12_345] = (12_345, 3.5)
+    svg = plots.clock_by_episode(off, 0.003)
+    assert "episode 12345: 3.5 frames, the worst of episodes 12340 to 12359" in svg
+    assert svg.count("bar-error") == 1 and svg.count("<rect") == plots.BARS_MOST

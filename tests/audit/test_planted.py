@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench.audit_plants import PLANTS, in_rows, nothing
+from bench.audit_plants import PLANTS, Plant, in_rows, nothing
 from stack.audit import AuditReport, PolicyNeeds, audit
 from stack.audit.catalogue import load_checks, load_kinds
+from stack.audit.evidence import Evidence
+from stack.audit.run import judge
 from stack.faults import Place
 
 # Not a property of a dataset: see test_audit.py. Those of pictures: see test_deep.py.
@@ -91,3 +96,48 @@ def test_every_code_belongs_to_one_check() -> None:
     owners = [kind.code for check in load_checks() for kind in check.kinds]
     between = {code for code, kind in load_kinds().items() if kind.group == "between"}
     assert sorted(owners) == sorted(set(load_kinds()) - OF_NO_CHECK - between)
+
+
+PAIRS = int(os.environ.get("STACK_AUDIT_PAIRS", "20"))
+# Whoever has no info.json has hardly anything that can be looked at.
+HIDES_ALL = {"info-missing", "info-not-json", "old-copy-beside"}
+
+
+def _pairs() -> list[tuple[tuple[str, Plant], tuple[str, Plant]]]:
+    """Errors and warnings of rows, files and metadata, two different ones of one version at a time."""
+    kinds = load_kinds()
+    single = [
+        (code, way)
+        for code, ways in PLANTS.items()
+        for way in ways
+        if way.damage is not nothing and way.policy and not (way.deep or way.needs or code in HIDES_ALL)
+        if (way.severity or kinds[code].severity) != "note"
+    ]
+    rng, found = random.Random(PAIRS), []
+    while len(found) < PAIRS:
+        one, other = rng.sample(single, 2)
+        if one[1].version == other[1].version and one[0] != other[0]:
+            found.append((one, other))
+    return found
+
+
+def test_two_faults_do_not_hide_each_other(good: dict[str, Path], tmp_path: Path) -> None:
+    """One may take away what the other is about, such as a file; then that one is told.
+
+    STACK_AUDIT_PAIRS=1000 tries so many pairs instead of a few.
+    """
+    tried = 0
+    for number, ((first, one), (second, other)) in enumerate(_pairs()):
+        root = Path(shutil.copytree(good[one.version], tmp_path / str(number) / f"small-{one.version}"))
+        try:
+            one.damage(root)
+            other.damage(root)
+        except Exception:  # the first took away what the second changes
+            continue
+        tried += 1
+        report = judge(Evidence(root), policy=PolicyNeeds())
+        codes = {fault.code for fault in report.faults if fault.severity != "note"}
+        assert codes & {first, second}, (first, second, codes)
+        assert "unchecked-check" not in codes, (first, second, report.of("unchecked-check"))
+        shutil.rmtree(root.parent)
+    assert tried > 0.8 * PAIRS

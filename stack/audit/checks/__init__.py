@@ -2,11 +2,15 @@
 
 from stack.audit.checks import (  # noqa: F401, I001  (the order is the order of the report)
     files,
+    left_over,
     integrity,
     info,
     episodes,
     columns,
+    described,
     rows,
+    motion,
+    agreement,
     time,
     clock,
     video,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from stack.audit.clips import ClipSpan
 from stack.audit.kinds import Case, check, kind
@@ -27,9 +28,18 @@ CLIP_TIMES_MISSING = kind(
     consequence="lerobot stops with a KeyError, or turns a missing number into an integer and fails",
     mend="write chunk, file, from_timestamp and to_timestamp for every episode and camera",
 )
+CLIP_ORDER = kind(
+    "clip-order",
+    "warning",
+    "video",
+    title="clips of a joined video lie in another order than their episodes",
+    consequence="none where it is meant; but every writer puts them in order, and two episodes of one length "
+    "whose places were exchanged look just so: each is trained with the other's pictures",
+    mend="look at the first pictures of both episodes; exchange from_timestamp and to_timestamp if wrong",
+)
 
 
-@check("clips in joined videos (v3.0)", CLIP_TIMES, CLIP_TIMES_MISSING)
+@check("clips in joined videos (v3.0)", CLIP_TIMES, CLIP_TIMES_MISSING, CLIP_ORDER)
 def clip_times(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     fps = evidence.fps
@@ -49,7 +59,14 @@ def clip_times(case: Case) -> Iterator[Fault]:
             if span.episode in placed and span.length is not None:
                 by_file.setdefault(span.file, []).append(span)
         for own in by_file.values():
-            yield from _in_one_file(camera, sorted(own, key=lambda span: (span.start_s, span.episode)), fps)
+            in_order = sorted(own, key=lambda span: (span.start_s, span.episode))
+            yield from _in_one_file(camera, in_order, fps)
+            for before, after in pairwise(in_order):
+                if after.episode < before.episode:
+                    yield CLIP_ORDER.fault(
+                        f"{camera}: the clip of episode {after.episode} comes after that of {before.episode}",
+                        where=Place(after.file, after.episode, feature=camera),
+                    )
 
 
 def _in_one_file(camera: str, spans: list[ClipSpan], fps: float) -> Iterator[Fault]:

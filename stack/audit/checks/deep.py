@@ -11,18 +11,16 @@ from numpy.typing import NDArray
 
 from stack.audit.checks.deep_copies import copies
 from stack.audit.checks.deep_files import decoded
-from stack.audit.checks.deep_scan import (
-    BLACK_FRAMES,
+from stack.audit.checks.deep_scan import BLACK_FRAMES, LEAST_S, Scan
+from stack.audit.checks.deep_series import (
     CUT_WINDOW_FRAMES,
-    LEAST_S,
     SAME_LEVELS,
     Border,
     Clip,
     Run,
-    Scan,
     runs_of,
 )
-from stack.audit.exact import STATE
+from stack.audit.exact import STATE, exact_stats
 from stack.audit.kinds import Case, check, kind
 from stack.faults import Fault, Place
 
@@ -252,8 +250,8 @@ def _states(case: Case, place: Place) -> tuple[NDArray[np.float64], NDArray[np.f
     span = next((s for s in rows.spans if s.episode == place.episode), None)
     if column is None or column.values is None or not column.width or span is None:
         return None
-    good = np.asarray(np.isfinite(column.values).all(axis=1))
-    if not good[span.start : span.start + span.count].any():
+    own = column.values[span.start : span.start + span.count].astype(np.float64)
+    exact = exact_stats(case.evidence, STATE)
+    if exact is None or not np.isfinite(own).all(axis=1).any():
         return None
-    ranges = np.ptp(column.values[good].astype(np.float64), axis=0)
-    return column.values[span.start : span.start + span.count].astype(np.float64), ranges
+    return own, (exact.max - exact.min).reshape(-1).astype(np.float64)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.audit.checks.deep_files import Decoded, decoded
-from stack.audit.checks.deep_scan import LEAST_FRAMES, Clip, runs_of
+from stack.audit.checks.deep_scan import LEAST_FRAMES
+from stack.audit.checks.deep_series import Clip, runs_of
 from stack.audit.kinds import Case
 from stack.audit.takes import Repeat
 from stack.faults import Place

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stack.audit.checks.deep_scan import Clip, Job, Scan, scan
+from stack.audit.checks.deep_scan import Scan, scan
+from stack.audit.checks.deep_series import Clip, Job
 from stack.audit.clips import ClipSpan
 from stack.audit.kinds import Case
 from stack.audit.shelter import DECODE_BYTES_A_SECOND, in_shelter, reading_together

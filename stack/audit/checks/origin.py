@@ -30,6 +30,7 @@ FOREIGN = kind(
     consequence="every channel is normalised by another recording's scale, also where the numbers look sane",
     mend=PREPARE,
 )
+RTOL, ATOL = 1e-4, 1e-6  # means that agree so well are the same
 FAR_STDS = 0.25  # a mean this many standard deviations away is not rounding
 FAR_SHARE = 0.5  # in more than this share of the channels, in every feature
 
@@ -95,11 +96,15 @@ def _of_episodes(case: Case) -> Iterator[Fault]:
         for span in evidence.rows.spans
         if span.count
     }
+    episodes, table = list(means), np.array(list(means.values()))
+    told_by = int(np.ptp(table, axis=0).argmax()) if len(table) else 0
+    order = np.argsort(table[:, told_by], kind="stable") if len(table) else np.zeros(0, np.int64)
     for of in evidence.episode_stats:
         stored = stored_vector(of.stats.get(name, {}), "mean", column.width)
         if of.episode not in means or stored is None or _near(stored, means[of.episode]):
             continue
-        other = next((e for e, mean in means.items() if e != of.episode and _near(stored, mean)), None)
+        alike = _alike(table, order, told_by, stored)
+        other = next((episodes[i] for i in alike if episodes[i] != of.episode), None)
         if other is not None:
             yield FOREIGN.fault(
                 f"the {name} statistics of episode {of.episode} are those of episode {other}",
@@ -108,5 +113,16 @@ def _of_episodes(case: Case) -> Iterator[Fault]:
             )
 
 
+def _alike(
+    table: NDArray[np.float64], order: NDArray[np.int64], channel: int, mean: NDArray[np.float64]
+) -> list[int]:
+    """Rows of `table` near to `mean`. Only those near in one channel, which `order` sorts, are looked at."""
+    span = 2 * (RTOL * abs(mean[channel]) + ATOL)
+    first, last = np.searchsorted(
+        table[:, channel], [mean[channel] - span, mean[channel] + span], sorter=order
+    )
+    return sorted(int(i) for i in order[first:last] if _near(mean, table[i]))
+
+
 def _near(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
-    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-6))
+    return bool(np.allclose(a, b, rtol=RTOL, atol=ATOL))

@@ -88,9 +88,10 @@ def _bad_elements(column: Column) -> NDArray[np.bool_] | None:
         return nulls if nulls.any() else None
     if column.values.dtype.kind != "f":
         return None
-    bad: NDArray[np.bool_] = ~finite(column.values)
-    if not bad.any():
+    bad = finite(column.values)
+    if bad.all():
         return None
+    np.logical_not(bad, out=bad)
     bad[odd] = False  # told as width-differs
     absent = ~column.present
     absent[column.null_rows] = False

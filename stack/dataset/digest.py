@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,9 @@ class _EpisodeJob:
     clips: Mapping[str, str]  # camera -> digest, where it is known
 
 
+EPISODES_TOGETHER = 8
+
+
 def content_digest(dataset: Dataset, *, jobs: Jobs = 1, clips: Mapping[ClipRef, str] | None = None) -> str:
     """sha256 over fps, features and episodes in order.
 
@@ -41,6 +44,12 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1, clips: Mapping[ClipRef, 
     Raises:
         BadRequest: rows or clips that cannot be read, or a feature that episodes store in other forms.
     """
+    with open_pool(jobs) as pool:
+        return begin_content_digest(dataset, pool, clips or {})()
+
+
+def begin_content_digest(dataset: Dataset, pool: Pool, clips: Mapping[ClipRef, str]) -> Callable[[], str]:
+    """Begin `content_digest`; returns a function that waits for it."""
     features = {
         name: feature
         for name, feature in sorted(dataset.features.items())
@@ -52,21 +61,20 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1, clips: Mapping[ClipRef, 
     for name, feature in features.items():
         shape = "" if feature.is_image else f" {list(feature.shape)!r}"  # the pictures tell their own size
         digest.update(f"feature {name!r} {feature.dtype}{shape}\n".encode())
-    known = clips or {}
     work = [
         _EpisodeJob(
-            e, features, dataset.tasks, {c: known[clip] for c, clip in e.clips.items() if clip in known}
+            e, features, dataset.tasks, {c: clips[clip] for c, clip in e.clips.items() if clip in clips}
         )
         for e in dataset.episodes
     ]
-    with open_pool(jobs) as pool:
-        for part in _episode_digests(pool, work):
+    parts = pool.begin(_episode_digest, work, together=EPISODES_TOGETHER)
+
+    def finish() -> str:
+        for part in parts:
             digest.update(part.encode())
-    return digest.hexdigest()
+        return digest.hexdigest()
 
-
-def _episode_digests(pool: Pool, work: list[_EpisodeJob]) -> list[str]:
-    return list(pool.map(_episode_digest, work))
+    return finish
 
 
 def _episode_digest(job: _EpisodeJob) -> str:

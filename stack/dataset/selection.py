@@ -47,7 +47,7 @@ class Recipe:
     tasks: Mapping[int, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Selected:
     """An episode of the output.
 

@@ -48,7 +48,7 @@ class EncodedFrames:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WrittenVideo(VideoInfo):
     """A file that was written; all frames that `encoded` does not name are copies, bit for bit."""
 

@@ -115,8 +115,9 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
     order = np.argsort(tables.pts, kind="stable")  # nearly in order
     frames = np.empty(len(order), dtype=np.int64)
     frames[order] = np.arange(len(order))
-    pts = tables.pts[order].tolist()
-    fps = _rate(tables.rate, tables.time_base, pts)
+    pts = tables.pts[order]
+    count, ends = len(pts), (int(pts[0]), int(pts[-1]))
+    fps = _rate(tables.rate, tables.time_base, count, ends)
     info = VideoInfo(
         file=file,
         codec=tables.codec,
@@ -125,11 +126,11 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
         pix_fmt=looks.pix_fmt,
         fps=fps,
         time_base=tables.time_base,
-        frames=len(pts),
+        frames=count,
         key_frames=tuple(np.sort(frames[keys]).tolist()),
-        has_b_frames=bool((frames != np.arange(len(frames))).any()),
+        has_b_frames=bool((frames != np.arange(count)).any()),
         has_audio=tables.has_audio,
-        duration_s=float(len(pts) / fps) if fps else 0.0,
+        duration_s=float(count / fps) if fps else 0.0,
         pts=_evenly(pts),
         extradata=tables.extradata,
     )
@@ -198,7 +199,7 @@ def _assemble(
         what = f"{len(pts)} frames share {len(rank)} presentation times"
         raise BadRequest("video-times-repeat", what, where=str(file), do=_REWRAP)
     assert stream.time_base is not None  # a demuxed stream always has one
-    fps = _rate(stream.average_rate, stream.time_base, pts)
+    fps = _rate(stream.average_rate, stream.time_base, len(pts), (pts[0], pts[-1]))
     order, dts, sizes, keys, syncs = (list(column) for column in zip(*packets, strict=True))
     table = PacketTable(
         np.array([rank[p] for p in order], dtype=np.int64),
@@ -221,25 +222,26 @@ def _assemble(
         has_b_frames=bool((table.frames != np.arange(len(table))).any()),
         has_audio=bool(container.streams.audio),
         duration_s=float(len(pts) / fps) if fps else 0.0,
-        pts=_evenly(pts),
+        pts=_evenly(np.array(pts, dtype=np.int64)),
         extradata=extradata,
     )
     return VideoIndex(info, table)
 
 
-def _evenly(pts: list[int]) -> tuple[int, ...] | range:
+def _evenly(pts: NDArray[np.int64]) -> tuple[int, ...] | range:
     """A range says the same in no space: there may be thousands of files."""
-    step = pts[1] - pts[0] if len(pts) > 1 else 1
-    even = range(pts[0], pts[0] + step * len(pts), step)
-    return even if len(even) == len(pts) and all(map(int.__eq__, even, pts)) else tuple(pts)
+    first, step = int(pts[0]), int(pts[1] - pts[0]) if len(pts) > 1 else 1
+    if (np.diff(pts) == step).all():
+        return range(first, first + step * len(pts), step)
+    return tuple(pts.tolist())
 
 
-def _rate(claimed: Fraction | None, time_base: Fraction, pts: list[int]) -> Fraction:
+def _rate(claimed: Fraction | None, time_base: Fraction, count: int, ends: tuple[int, int]) -> Fraction:
     # Frames over time, not the container's rate: a header may claim another one.
-    if len(pts) > 1:
-        exact = Fraction(len(pts) - 1) / ((pts[-1] - pts[0]) * time_base)
+    if count > 1:
+        exact = Fraction(count - 1) / ((ends[1] - ends[0]) * time_base)
         # Tick rounding (a ms time base at 30 fps) is not another rate.
-        if claimed and abs(exact / claimed - 1) * (len(pts) - 1) < 1:
+        if claimed and abs(exact / claimed - 1) * (count - 1) < 1:
             return Fraction(claimed)
         return exact
     return Fraction(claimed or 0)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Stamp: TypeAlias = tuple[int, int, int, int]  # device, inode, size, time of the last change
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VideoInfo:
     """What a file is, counted from its packets.
 
@@ -55,6 +55,16 @@ class VideoInfo:
         """The key frames among frames `start` to `end` (half-open), in a file of any length."""
         keys = self.key_frames
         return keys[bisect_left(keys, start) : bisect_left(keys, end)]
+
+    def ticks(self) -> NDArray[np.int64]:
+        """(frames,) `pts` as an array."""
+        if isinstance(self.pts, range):
+            return np.arange(self.pts.start, self.pts.stop, self.pts.step, dtype=np.int64)
+        return np.array(self.pts, dtype=np.int64)
+
+    def times_s(self) -> NDArray[np.float64]:
+        """(frames,) when each frame is shown."""
+        return self.ticks().astype(np.float64) * float(self.time_base)
 
     def is_key(self, frame: int) -> bool:
         return bool(self.keys_within(frame, frame + 1))

@@ -22,8 +22,8 @@ VISUAL_ENTRY_BYTES = 86  # of a VisualSampleEntry, before the boxes in it (12.1.
 BOX_HEAD_BYTES = 8
 UPRIGHT = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # 6.2.2
 BIT_RATE = b"btrt"  # differs from file to file, and tells a decoder nothing
-Children = dict[bytes, list[bytes]]  # kind -> contents of the boxes of that kind
-Bytes = Any  # bytes or mmap: what can be sliced
+Bytes = Any  # bytes, a view of them, or mmap: what can be sliced
+Children = dict[bytes, list[Bytes]]  # kind -> contents of the boxes of that kind
 
 
 class NotPlain(Exception):
@@ -76,7 +76,7 @@ def _read(data: Bytes) -> Tables:
         if kind in (b"moof", b"sidx"):
             raise NotPlain
         if kind == b"moov":
-            moov = bytes(data[start:end])
+            moov = memoryview(bytes(data[start:end]))  # parts of a view are no copies
     if moov is None:
         raise NotPlain
     parts = _children(moov)
@@ -129,9 +129,9 @@ def _track(track: Children, media: Children, movie_scale: int, file_bytes: int, 
     )
 
 
-def _upright_size(header: bytes) -> bytes | None:
+def _upright_size(header: Bytes) -> bytes | None:
     """The last fields of a track header are a matrix of nine numbers, width and height (8.3.2)."""
-    return header[-8:] if header[-44:-8] == UPRIGHT else None
+    return bytes(header[-8:]) if header[-44:-8] == UPRIGHT else None
 
 
 def _first_shown(track: Children, pts: NDArray[np.int64], scale: int, movie_scale: int) -> int:
@@ -150,11 +150,11 @@ def _first_shown(track: Children, pts: NDArray[np.int64], scale: int, movie_scal
     return int(start)
 
 
-def _description(stsd: bytes) -> tuple[str, bytes, bytes]:
+def _description(stsd: Bytes) -> tuple[str, bytes, bytes]:
     if _u32(stsd, 4) != 1:
         raise NotPlain
-    entry = stsd[8 : 8 + _u32(stsd, 8)]
-    codec = CODECS[entry[4:8]]
+    entry = bytes(stsd[8 : 8 + _u32(stsd, 8)])
+    codec = CODECS[bytes(entry[4:8])]
     extradata, told = b"", entry[:VISUAL_ENTRY_BYTES]
     for kind, start, end in _boxes(entry, VISUAL_ENTRY_BYTES, len(entry)):
         if kind == CONFIGURATIONS[codec]:
@@ -166,7 +166,7 @@ def _description(stsd: bytes) -> tuple[str, bytes, bytes]:
     return codec, told, extradata
 
 
-def _sizes(stsz: bytes, file_bytes: int) -> NDArray[np.int64]:
+def _sizes(stsz: Bytes, file_bytes: int) -> NDArray[np.int64]:
     fixed, count = struct.unpack_from(">II", stsz, 4)
     if count > file_bytes:
         raise NotPlain
@@ -175,7 +175,7 @@ def _sizes(stsz: bytes, file_bytes: int) -> NDArray[np.int64]:
     return np.frombuffer(stsz, ">u4", count, 12).astype(np.int64)
 
 
-def _runs(box: bytes, count: int) -> NDArray[np.int64]:
+def _runs(box: Bytes, count: int) -> NDArray[np.int64]:
     """One value a sample from (how many, value) pairs; a negative value is not plain."""
     pairs = np.frombuffer(box, ">u4", 2 * _u32(box, 4), 8).reshape(-1, 2).astype(np.int64)
     if int(pairs[:, 0].sum()) != count or (pairs[:, 1] >= 1 << 31).any():
@@ -215,21 +215,21 @@ def _boxes(data: Bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
         at += length
 
 
-def _children(data: bytes) -> Children:
+def _children(data: Bytes) -> Children:
     found: Children = {}
     for kind, start, end in _boxes(data, 0, len(data)):
         found.setdefault(kind, []).append(data[start:end])
     return found
 
 
-def _at_most_one(boxes: Children, kind: bytes) -> bytes | None:
+def _at_most_one(boxes: Children, kind: bytes) -> Bytes | None:
     found = boxes.get(kind, [])
     if len(found) > 1:
         raise NotPlain
     return found[0] if found else None
 
 
-def _only(boxes: Children, kind: bytes) -> bytes:
+def _only(boxes: Children, kind: bytes) -> Bytes:
     found = _at_most_one(boxes, kind)
     if found is None:
         raise NotPlain

@@ -60,7 +60,7 @@ def check_video_file(check: VideoCheck) -> None:
     meant = sum(clip.count for clip in entry.clips)
     if written.info.frames != meant:
         raise _wrong(entry.path, f"frames: {meant} was meant, {written.info.frames} is there")
-    times = np.array(written.info.pts, dtype=np.float64) * float(written.info.time_base)
+    times = written.info.times_s()
     worst = float(np.abs(times - np.arange(meant) / check.fps).max())
     if worst >= PTS_TOLERANCE_S:
         raise _wrong(

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.rows import hold_rows
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks, needed_columns
-from stack.dataset.stats import Stats, vector_stats
+from stack.dataset.stats import vector_stats
+from stack.dataset.stats_table import StatsTable, put
 from stack.dataset.video import VideoInfo, clip_digest, join, probe
 from stack.dataset.write_check_video import VideoCheck, check_video_file
 from stack.dataset.write_plan import PTS_TOLERANCE_S, DataFile, VideoFile, Videos
@@ -58,10 +59,14 @@ class DataJob:
 
 @dataclass(frozen=True)
 class DataDone:
-    """`stats`: episode index -> feature -> statistics over that episode's rows."""
+    """`stats`: of each episode's rows, in their order; None where its record is to be asked for them."""
 
     file: WrittenFile
-    stats: Mapping[int, Mapping[str, Stats]]
+    stats: StatsTable | None
+
+    def light(self) -> DataDone:
+        """Without the statistics, which all together would take memory for each episode."""
+        return replace(self, stats=None)
 
 
 @dataclass(frozen=True)
@@ -96,20 +101,21 @@ def write_data_file(job: DataJob) -> DataDone:
     """
     target = job.root / job.entry.path
     schema = data_schema(job.features)
-    stats: dict[int, dict[str, Stats]] = {}
+    stats: StatsTable = {}
     first = job.entry.first_index
     try:
         with pq.ParquetWriter(
             target, schema, compression="snappy", use_dictionary=_repeating(schema)
         ) as writer:
-            for selected in job.entry.episodes:
+            for place, selected in enumerate(job.entry.episodes):
                 columns = _episode_columns(selected, job, first)
                 first += selected.episode.length
-                stats[selected.episode.index] = {
+                own = {
                     name: vector_stats(values, where=f"episode {selected.episode.index}, {name}")
                     for name, values in columns.items()
                     if isinstance(values, np.ndarray)
                 }
+                put(stats, place, len(job.entry.episodes), own)
                 arrays = [_to_arrow(columns[field.name], field.type) for field in schema]
                 table = pa.Table.from_arrays(arrays, schema=schema)
                 writer.write_table(table, row_group_size=max(1, len(table)))
@@ -252,7 +258,7 @@ def _is_whole(clip: ClipRef, fps: float) -> bool:
     info = probe(clip.file)
     if clip.start != 0 or clip.count != info.frames or info.has_audio:
         return False
-    times = np.array(info.pts, dtype=np.float64) * float(info.time_base)
+    times = info.times_s()
     return bool(np.abs(times - np.arange(len(times)) / fps).max() < PTS_TOLERANCE_S / 2)
 
 

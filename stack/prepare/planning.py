@@ -27,10 +27,11 @@ from stack.prepare.reconcile import (
     common_fps,
     common_robot_type,
 )
-from stack.prepare.scan import Scan, ScanJob, scan_episode
+from stack.prepare.scan import Scan, ScanJob, Shared, scan_episode
 from stack.prepare.source_plan import choose, recipe_of, task_maps
 
 Log = Callable[[str], None]
+SCANS_TOGETHER = 8
 
 
 def plan(
@@ -69,12 +70,20 @@ def plan(
     selected = _select(sources, manifest)
     log(f"checking the rows and videos of {len(selected)} episodes")
     stored = _stored(sources, manifest, mode)
+    is_stored = stored is not None
     work = [
         ScanJob(item, recipes[item.recipe], features, fps, None if stored is None else stored[n])
         for n, item in enumerate(selected)
     ]
     with open_pool(jobs) as pool:
-        scans = list(pool.map(scan_episode, work))
+        shared = Shared()
+        scans = [
+            shared.scan(scan, item)
+            for scan, item in zip(
+                pool.map(scan_episode, work, together=SCANS_TOGETHER), selected, strict=True
+            )
+        ]
+    del work, stored
     sources = _judge(sources, manifest, selected, scans, where, problems)
     for camera in _cameras(sources):
         feature = camera_feature(
@@ -104,7 +113,7 @@ def plan(
         manifest.version,
         filled,
         manifest.cast,
-        "sampled" if stored is None else "stored",
+        "stored" if is_stored else "sampled",
     )
     _check_expected(made, manifest, where)
     return made

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo
 from stack.dataset.video_open import check_file, demux, open_video, truncated
-from stack.dataset.video_tables import Tables, read_tables
+from stack.dataset.video_tables import Tables, asks_to_be_turned, read_tables
 from stack.errors import BadRequest
 
 KNOWN_LOOKS_MAX = 64
@@ -133,6 +133,7 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
         duration_s=float(count / fps) if fps else 0.0,
         pts=_evenly(pts),
         extradata=tables.extradata,
+        is_turned=tables.is_turned,
     )
     packets = PacketTable(frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets)
     return VideoIndex(info, packets, tables.entry, tables.size)
@@ -224,8 +225,18 @@ def _assemble(
         duration_s=float(len(pts) / fps) if fps else 0.0,
         pts=_evenly(np.array(pts, dtype=np.int64)),
         extradata=extradata,
+        tracks=len(container.streams.video),
+        is_turned=_is_turned(file),
     )
     return VideoIndex(info, table)
+
+
+def _is_turned(file: Path) -> bool:
+    try:
+        with file.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return asks_to_be_turned(data)
+    except (OSError, ValueError):
+        return False
 
 
 def _evenly(pts: NDArray[np.int64]) -> tuple[int, ...] | range:

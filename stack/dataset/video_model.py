@@ -34,6 +34,9 @@ class VideoInfo:
         duration_s: frames / fps.
         pts: presentation time of each frame, in ticks of `time_base`, ascending; a range where they are even.
         extradata: the codec's global header (parameter sets).
+        tracks: how many video tracks the file holds; all else is said of the first.
+        is_turned: whether it asks to be shown turned, mirrored or stretched. Pictures are as stored all the
+            same, as lerobot's decoders gave them until torchcodec 0.11.
     """
 
     file: Path
@@ -50,6 +53,8 @@ class VideoInfo:
     duration_s: float
     pts: tuple[int, ...] | range = field(repr=False)
     extradata: bytes = field(repr=False)
+    tracks: int = 1
+    is_turned: bool = False
 
     def keys_within(self, start: int, end: int) -> tuple[int, ...]:
         """The key frames among frames `start` to `end` (half-open), in a file of any length."""

@@ -19,8 +19,9 @@ from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Source
 from stack.prepare.blueprint import Plan, SourcePlan
 from stack.prepare.camera_plan import camera_feature, fill_cameras
+from stack.prepare.episodes import LeftOut
 from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
-from stack.prepare.notes import plan_notes, sound_notes
+from stack.prepare.notes import left_out_notes, plan_notes
 from stack.prepare.problems import Problems, Settles
 from stack.prepare.reconcile import (
     common_features,
@@ -99,7 +100,7 @@ def plan(
     infos |= {entry.info.file: entry.info for entry in filled}
     selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
     # File names that are not UTF-8 can be told, and printed, only as escapes.
-    told = (*plan_notes(sources, selected, scans), *sound_notes(selected, scans))
+    told = (*plan_notes(sources, selected, scans), *left_out_notes(selected, scans))
     notes = tuple(text.encode(errors="backslashreplace").decode() for text in told)
     made = Plan(
         manifest.name,
@@ -133,7 +134,7 @@ def _read_sources(loaded: Loaded[DatasetManifest], log: Log) -> list[Dataset]:
         root = loaded.path(source.path)
         try:
             name = source.name or Path(source.path).name
-            dataset = read_dataset(root, name=name, leave_out=source.exclude_episodes)
+            dataset = read_dataset(root, name=name, leave_out=LeftOut(source))
         except StackError as error:
             problems.add(error)
             continue

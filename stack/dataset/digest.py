@@ -11,7 +11,7 @@ import numpy as np
 from stack.dataset.model import INDEX_FEATURES, ClipRef, Dataset, Episode, Feature
 from stack.dataset.pictures import episode_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
-from stack.dataset.rows import column_array, column_names, hold_rows, text_column
+from stack.dataset.rows import column_array, column_names, hold_rows, stored_array, text_column
 from stack.dataset.selection import Recipe, frame_tasks
 from stack.dataset.video import clip_digest
 from stack.errors import BadRequest
@@ -108,4 +108,4 @@ def _values(episode: Episode, feature: Feature) -> bytes:
         raise BadRequest(
             "digest-dtype", f"{feature.name} has dtype '{feature.dtype}', which cannot be digested"
         ) from None
-    return column_array(episode, feature).astype(little).tobytes()
+    return stored_array(episode, feature).astype(little, copy=False).tobytes()

@@ -22,6 +22,7 @@ HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
 READ_BYTES = 1 << 20
 READ_ROWS = 4096
+GROUPS_BYTES = 4 << 20
 # Another part of a feature means reading all of it once more, which costs less than holding much of it; what
 # no number of parts makes small is read several times for each part anyway.
 VALUES_A_JOB = 12_500_000
@@ -225,12 +226,26 @@ def written_blocks(
 
 def _written_groups(root: Path, paths: Sequence[str], feature: str) -> Iterator[NDArray[Any]]:
     for path in paths:
-        # Pages come through a buffer: a row group may be larger than all that is held otherwise. One group at
-        # a time: a reader of several holds them all.
+        # Pages come through a buffer: a row group may be larger than all that is held otherwise.
         with pq.ParquetFile(root / path, buffer_size=READ_BYTES) as parquet:
-            for group in range(parquet.num_row_groups):
-                for batch in parquet.iter_batches(READ_ROWS, [group], [feature], use_threads=False):
+            for groups in _small_groups(parquet.metadata):
+                for batch in parquet.iter_batches(READ_ROWS, groups, [feature], use_threads=False):
                     yield _table(batch.column(feature))  # pyarrow takes `action` for `action.raw` too
+
+
+def _small_groups(metadata: pq.FileMetaData) -> Iterator[list[int]]:
+    """Row groups that are read at once, all of which a reader holds: only small ones together."""
+    together: list[int] = []
+    held = 0
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).total_byte_size
+        if together and held + size > GROUPS_BYTES:
+            yield together
+            together, held = [], 0
+        together.append(group)
+        held += size
+    if together:
+        yield together
 
 
 def _table(chunk: pa.Array) -> NDArray[Any]:

@@ -219,9 +219,8 @@ def _sound_quantiles(
 
 def _levels(picture: NDArray[np.uint8]) -> NDArray[np.int64]:
     """(3, 256): how often each level occurs in a picture (H, W, 3)."""
-    apart = picture + np.arange(CHANNELS, dtype=np.uint16) * LEVELS
-    counts = np.bincount(apart.ravel(), minlength=CHANNELS * LEVELS)
-    return counts.reshape(CHANNELS, LEVELS).astype(np.int64)
+    channels = [np.bincount(picture[..., c].ravel(), minlength=LEVELS) for c in range(CHANNELS)]
+    return np.stack(channels).astype(np.int64)
 
 
 def _contradiction(

@@ -89,8 +89,9 @@ def _episode_digest(job: _EpisodeJob) -> str:
     if "timestamp" in columns:
         times = column_array(episode, Feature("timestamp", "float32", (1,)))
         digest.update(times.astype("<f4").tobytes())
-    for text in frame_tasks(episode, Recipe({}, job.tasks)):
-        digest.update(f"\ntask {len(text.encode())} {text}".encode())
+    texts = frame_tasks(episode, Recipe({}, job.tasks))
+    coded = {text: f"\ntask {len(text.encode())} {text}".encode() for text in set(texts)}
+    digest.update(b"".join(coded[text] for text in texts))
     for camera, clip in sorted(episode.clips.items()):
         digest.update(f"\n{camera} {job.clips.get(camera) or clip_digest(clip)}".encode())
     return digest.hexdigest()

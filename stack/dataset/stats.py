@@ -153,8 +153,12 @@ def _block_stats(channels: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 def sampled_frames(length: int) -> list[int]:
     """The frames of an episode that camera statistics look at: lerobot's `sample_indices`, ascending."""
-    wanted = max(min(SAMPLES_MIN, length), min(int(length**SAMPLES_POWER), SAMPLES_MAX))
-    return [int(i) for i in np.round(np.linspace(0, length - 1, wanted))]
+    return [int(i) for i in np.round(np.linspace(0, length - 1, sample_count(length)))]
+
+
+def sample_count(length: int) -> int:
+    """How many of so many frames camera statistics look at: lerobot's `estimate_num_samples`."""
+    return max(min(SAMPLES_MIN, length), min(int(length**SAMPLES_POWER), SAMPLES_MAX))
 
 
 @dataclass(frozen=True, slots=True)

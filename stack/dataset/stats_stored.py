@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stack.dataset.model import ClipRef
 from stack.dataset.read_files import files_below
 from stack.dataset.read_meta import open_parquet, read_json_lines, whole_number
-from stack.dataset.stats import LEVELS, CameraSample, Stats, pooled_levels, sampled_frames
+from stack.dataset.stats import LEVELS, CameraSample, Stats, pooled_levels, sample_count
 from stack.dataset.stats_order import QUANTILES
 from stack.dataset.video_glance import glance, glance_frames
 from stack.errors import BadRequest, StackError
@@ -166,14 +166,14 @@ def keep_or_why(raw: Raw | None, clip: ClipRef) -> KeptCamera | NotKept:
     given = {name: value for name, value in stored.items() if value is not None}
     quantiles = _sound_quantiles(sound, given) or _within(sound, quantiles_of([(seen, 1.0)]))
     table = np.stack([*(sound[name] for name in MOMENTS), *(quantiles[name] for name in QUANTILES)])
-    return KeptCamera(table, len(sampled_frames(clip.count)), seen)
+    return KeptCamera(table, sample_count(clip.count), seen)
 
 
 def _sound(raw: Raw, length: int) -> dict[str, NDArray[np.float64]] | str:
     """The moments, or what is wrong with them."""
     count = raw.get("count")
     number = whole_number(count[0]) if isinstance(count, list) and len(count) == 1 else None
-    meant = len(sampled_frames(length))
+    meant = sample_count(length)
     if number is None:
         return f"count is {_short(count)}, not one number"
     if number != meant:

@@ -13,7 +13,7 @@ import click
 from stack.cli.options import FILE, FOLDER, OwnProcess, log, manifest_options, show_json
 from stack.errors import BadRequest
 
-GARBAGE_MIN = 50_000
+GARBAGE_MIN = 10_000
 
 
 def _be_quick() -> None:

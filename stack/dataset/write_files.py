@@ -231,8 +231,9 @@ def write_video_file(job: VideoJob) -> VideoDone:
     """
     target = job.root / job.entry.path
     clips = job.entry.clips
+    is_linked = False
     if job.videos == "link" and len(clips) == 1 and _is_whole(clips[0], job.fps):
-        _link(clips[0].file, target)
+        is_linked = _link(clips[0].file, target)
         info = probe(target)
     else:
         info = join(clips, target, job.fps)
@@ -241,7 +242,8 @@ def write_video_file(job: VideoJob) -> VideoDone:
         raise WorkFailed(
             "write-video-frames", f"{meant} frames were meant, {info.frames} are there", where=str(target)
         )
-    sealed = _seal(job.root, job.entry.path)
+    # The bytes of a link are the source's; its name comes to the disk with the folder.
+    sealed = _seal(job.root, job.entry.path, sync=not is_linked)
     check_video_file(VideoCheck(job.root, job.entry, job.fps))
     return VideoDone(sealed, info, tuple(_digests(target, clips)))
 
@@ -264,20 +266,24 @@ def _is_whole(clip: ClipRef, fps: float) -> bool:
     return bool(np.abs(times - np.arange(len(times)) / fps).max() < PTS_TOLERANCE_S / 2)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link(source: Path, target: Path) -> bool:
+    """Says whether it is a hard link; it is a copy where there can be none."""
     try:
         os.link(source.resolve(), target)
+        return True
     except OSError:
         # Another file system, or one without hard links.
         try:
             shutil.copyfile(source, target)
         except OSError as error:
             raise WorkFailed("write-failed", f"copying failed: {error}", where=str(target)) from error
+        return False
 
 
-def _seal(root: Path, path: str) -> WrittenFile:
+def _seal(root: Path, path: str, *, sync: bool = True) -> WrittenFile:
     """Bring a finished file to the disk and hash it."""
     file = root / path
-    with file.open("rb") as handle:
-        os.fsync(handle.fileno())
+    if sync:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
     return WrittenFile(path, sha256_file(file), file.stat().st_size)

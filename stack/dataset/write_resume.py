@@ -13,9 +13,11 @@ import os
 import pickle
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
 
@@ -152,12 +154,15 @@ def _run_step(step: _Step) -> _Done:
     known = _load(record)
     if known is not None and _is_there(step, known.result):
         return _returned(step, known)
-    attempt = step.root / RECORDS / f"{ATTEMPT}{uuid.uuid4().hex}"
+    attempt = step.root / RECORDS / _own_attempt(os.getpid(), threading.get_ident())
     try:
-        attempt.mkdir()
+        attempt.mkdir(exist_ok=True)
         result = _attempt(step, attempt)
         _store(record, result)
-    except (StackError, OSError) as error:
+    except BaseException as error:
+        shutil.rmtree(attempt, ignore_errors=True)
+        if not isinstance(error, StackError | OSError):
+            raise
         where = step.root / (step.work.path or "")
         if told := disk_error(error, where):
             raise told from error
@@ -167,9 +172,13 @@ def _run_step(step: _Step) -> _Done:
             named = (label for file, label in step.work.labels.items() if file in error.where)
             error.where = ", ".join(filter(None, (error.where, next(named, step.work.label))))
         raise
-    finally:
-        shutil.rmtree(attempt, ignore_errors=True)
     return _returned(step, _Done(result, is_reused=False))
+
+
+@lru_cache(maxsize=64)
+def _own_attempt(process: int, thread: int) -> str:
+    """The folder that a thread of a process works in, on whatever machine it is; empty between two works."""
+    return f"{ATTEMPT}{process}-{thread}-{uuid.uuid4().hex}"
 
 
 def _returned(step: _Step, done: _Done) -> _Done:

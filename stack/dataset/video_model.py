@@ -61,15 +61,16 @@ class VideoInfo:
         keys = self.key_frames
         return keys[bisect_left(keys, start) : bisect_left(keys, end)]
 
-    def ticks(self) -> NDArray[np.int64]:
-        """(frames,) `pts` as an array."""
-        if isinstance(self.pts, range):
-            return np.arange(self.pts.start, self.pts.stop, self.pts.step, dtype=np.int64)
-        return np.array(self.pts, dtype=np.int64)
+    def ticks(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """`pts` of frames `start` to `stop` (half-open) as an array."""
+        own = self.pts[start:stop]
+        if isinstance(own, range):
+            return np.arange(own.start, own.stop, own.step, dtype=np.int64)
+        return np.array(own, dtype=np.int64)
 
-    def times_s(self) -> NDArray[np.float64]:
-        """(frames,) when each frame is shown."""
-        return self.ticks().astype(np.float64) * float(self.time_base)
+    def times_s(self, start: int = 0, stop: int | None = None) -> NDArray[np.float64]:
+        """When each of these frames is shown."""
+        return self.ticks(start, stop).astype(np.float64) * float(self.time_base)
 
     def is_key(self, frame: int) -> bool:
         return bool(self.keys_within(frame, frame + 1))

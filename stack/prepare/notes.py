@@ -90,4 +90,18 @@ def left_out_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[
             f"{name}: {camera} {what} in episodes {ranges(episodes)}; {done}"
             for (name, camera), episodes in found.items()
         ]
-    return notes
+    return notes + _time_notes(selected, scans)
+
+
+def _time_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
+    """Cameras whose files show frames at other times than their numbers over fps: numbers are what counts."""
+    off: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for item, scan in zip(selected, scans, strict=True):
+        for camera, worst_s in scan.off_s.items():
+            off.setdefault((item.recipe, camera), []).append((item.episode.origin.episode, worst_s))
+    return [
+        f"{name}: {camera} shows frames at other times than frame number / fps in episodes "
+        f"{ranges(episode for episode, _ in found)}, up to {max(off_s for _, off_s in found):.3f} s away; "
+        "there is one frame a row, and frame n is written at n / fps"
+        for (name, camera), found in off.items()
+    ]

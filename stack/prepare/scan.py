@@ -61,6 +61,8 @@ class Scan:
         videos: output camera -> its file.
         problems: why this episode cannot be taken.
         statistics: output camera -> what became of its stored statistics, where they are asked for.
+        off_s: output camera -> how far from its number over fps its file shows a frame, where that is farther
+            than ticks explain.
     """
 
     tasks: tuple[str, ...]
@@ -69,6 +71,7 @@ class Scan:
     videos: Mapping[str, VideoInfo]
     problems: tuple[StackError, ...]
     statistics: Mapping[str, KeptCamera | NotKept] = field(default_factory=dict)
+    off_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class Shared:
@@ -130,7 +133,21 @@ def scan_episode(job: ScanJob) -> Scan:
                 do=f"exclude_episodes: [{origin.episode}], or fetch the file again",
             )
         )
-    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), _statistics(job, videos))
+    statistics = _statistics(job, videos)
+    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), statistics, _off_s(job, videos))
+
+
+def _off_s(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, float]:
+    found = {}
+    for camera, info in videos.items():
+        clip = job.selected.episode.clips[camera]
+        start = max(0, clip.start)
+        times_s = info.times_s(start, max(start, clip.start + clip.count))
+        meant_s = np.arange(start, start + len(times_s)) / job.fps
+        worst_s = float(np.abs(times_s - meant_s).max(initial=0.0))
+        if worst_s > max(TIMESTAMP_TOLERANCE_S, float(info.time_base)):
+            found[camera] = worst_s
+    return found
 
 
 def _statistics(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, KeptCamera | NotKept]:

@@ -99,6 +99,38 @@ def test_sound_is_left_out_with_a_note(make, tmp_path: Path, deliveries: Any, vi
     assert not [text for text in join([a], tmp_path / "a-out").notes if "sound" in text]
 
 
+@pytest.mark.parametrize(
+    ("name", "times_ms", "worst"),
+    [("uneven", (0, 40, 300, 350, 450), "0.100"), ("late", (2000, 2100, 2200, 2300, 2400), "2.000")],
+)
+def test_frame_times_that_are_replaced_are_told(
+    make, tmp_path: Path, deliveries: Any, name: str, times_ms: tuple[int, ...], worst: str
+) -> None:
+    """One frame a row: the number counts, as lerobot's seconds would lead to other pictures."""
+    source, out = make("a", 0), tmp_path / "out"
+    file = source / f"videos/chunk-000/{HEAD}/episode_000000.mp4"
+    pictures = [deliveries.paint(deliveries.identity(0, 0, 0, n), 64, 64) for n in range(5)]
+    with av.open(str(file), "w", options={"video_track_timescale": "10240"}) as container:
+        stream = container.add_stream("libx264", rate=FPS, options={"bf": "0", "crf": "12"})
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for picture, time_ms in zip(pictures, times_ms, strict=True):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = time_ms, Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    note = f"a: {HEAD} shows frames at other times than frame number / fps in episodes 0, up to {worst} s "
+    note += "away; there is one frame a row, and frame n is written at n / fps"
+    assert note in join([source], out).notes
+    assert identities(out, deliveries) == meant(deliveries, 0)
+    for written in out.rglob("*.mp4"):
+        with av.open(str(written)) as container:
+            times = [float(p.time) for p in container.decode(video=0)]
+        np.testing.assert_allclose(times, np.arange(len(times)) / FPS, atol=1e-6)
+    assert not [text for text in join([out], tmp_path / "again").notes if "other times" in text]
+
+
 def turn(file: Path) -> None:
     """The track header asks for a quarter turn to the right (ISO/IEC 14496-12, 8.3.2)."""
     content = bytearray(file.read_bytes())

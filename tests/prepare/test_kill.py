@@ -216,7 +216,7 @@ def test_nothing_half_written_is_trusted(merged_manifest, merged: Path, killed) 
     (partial / "meta" / "stray.json").write_text("{}")
     kept = {file: file.stat().st_ino for file in (more, other)}
     bad = {file: file.stat().st_ino for file in (data, video)}
-    records = sorted((partial / RECORDS).iterdir())
+    records = sorted(p for p in (partial / RECORDS).iterdir() if p.is_file())
     records[0].write_bytes(records[0].read_bytes()[:-1])
     records[1].unlink()
     lines: list[str] = []

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import flattened, numbers_of
+from stack.dataset.memory import give_back
 from stack.dataset.pool import Pool
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
@@ -25,8 +26,8 @@ READ_ROWS = 4096
 GROUPS_BYTES = 4 << 20
 # Another part of a feature means reading all of it once more, which costs less than holding much of it; what
 # no number of parts makes small is read several times for each part anyway.
-VALUES_A_JOB = 12_500_000
-PARTS_MAX = 16
+VALUES_A_JOB = 8_000_000
+PARTS_MAX = 24
 PARTS_STREAMED = 4
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
@@ -48,6 +49,8 @@ def pooled_stats(job: PooledJob) -> Stats:
     Raises:
         BadRequest: as `stack.dataset.stats.vector_stats`.
     """
+
+    give_back()  # a worker has written files before, which takes memory too
 
     def blocks() -> Iterator[NDArray[Any]]:
         return written_blocks(job.root, job.paths, job.feature, job.channels)

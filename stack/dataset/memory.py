@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 def give_back() -> None:
-    """Costs about a millisecond. glibc and Arrow keep what earlier work needed; others have nothing to say."""
+    """Takes about a millisecond. glibc and Arrow keep what earlier work needed; other allocators may not."""
     pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # malloc_trim(3), glibc only
     if trim is not None:

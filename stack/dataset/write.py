@@ -19,6 +19,7 @@ from stack.dataset.stats_table import StatsTable
 from stack.dataset.write_check import begin_data_checks, check_same, check_written, meant_dataset
 from stack.dataset.write_files import (
     INDEX_DTYPES,
+    VideoDone,
     WrittenFile,
 )
 from stack.dataset.write_meta import write_episodes, write_info, write_stats, write_tasks
@@ -159,11 +160,7 @@ def _fill(
     checks = begin_data_checks(root, selection, plan, pool)
     pooled = _begin_pooled(root, selection, plan, pool) if version.is_pooled else dict
     movies, sampled = finished
-    clips = {
-        ClipRef(root / movie.file.path, first, frames): digest
-        for movie in movies
-        for first, frames, digest in movie.clips
-    }
+    clips = _clip_digests(root, movies)
     meant = meant_dataset(root, selection, plan)
     if begin is not None:
         begin(meant, clips)
@@ -182,6 +179,14 @@ def _fill(
     dataset = version.check(root, selection, plan)
     check_same(dataset, meant)
     return dataset, _all_files(root, [d.file for d in data] + [m.file for m in movies]), clips
+
+
+def _clip_digests(root: Path, movies: Sequence[VideoDone]) -> dict[ClipRef, str]:
+    return {
+        ClipRef(root / movie.file.path, first, frames): digest
+        for movie in movies
+        for first, frames, digest in movie.clips
+    }
 
 
 def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:

@@ -43,7 +43,10 @@ def read_episodes_v2(
     if listed and (extra := sorted(set(files) - set(listed))):
         notes.append(("episodes-not-listed", f"have a data file but are not in episodes.jsonl: {extra}"))
     cameras = [name for name, feature in features.items() if feature.dtype == "video"]
-    clips = {c: _video_files(root, info, c, sorted(files), notes, leave_out) for c in cameras}
+    below = (
+        [file for top in ("videos", "video") for file in files_below(root / top, ".mp4")] if cameras else []
+    )
+    clips = {c: _video_files(root, info, c, below, sorted(files), notes, leave_out) for c in cameras}
     episodes = []
     for index, file in sorted(files.items()):
         try:
@@ -98,11 +101,11 @@ def _video_files(
     root: Path,
     info: Mapping[str, Any],
     camera: str,
+    below: list[Path],
     episodes: list[int],
     notes: Notes,
     leave_out: Container[int],
 ) -> dict[int, Path]:
-    below = [file for top in ("videos", "video") for file in files_below(root / top, ".mp4")]
     found = _by_number(file for file in below if file.parent.name == camera)
     if not found:
         notes.append(("camera-without-files", f"{camera} is declared but has no video file"))

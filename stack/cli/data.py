@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stack.cli.options import FILE, FOLDER, log, manifest_options, show_json
+from stack.cli.options import FILE, FOLDER, OwnProcess, log, manifest_options, show_json
 from stack.errors import BadRequest, Exit
+
+GARBAGE_MIN = 10_000
+
+
+def _be_quick() -> None:
+    """What makes a short run shorter, where the process is this command's own; called before heavy imports.
+
+    What is imported and what is planned is no garbage, and looking for circles in it takes a fifth of the
+    time from start to end of a command that does little. numpy's own threads have nothing to do here.
+    """
+    context = click.get_current_context()
+    if not isinstance(context.obj, OwnProcess):
+        return
+    gc.set_threshold(GARBAGE_MIN, *gc.get_threshold()[1:])
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    context.call_on_close(gc.freeze)
 
 
 @click.command()
@@ -38,6 +56,7 @@ def prepare(
 
     Example: stack prepare manifests/datasets/demo.yaml --out work/demo-dataset
     """
+    _be_quick()
     from stack.manifests import load_dataset_manifest
     from stack.prepare import outline, summary
     from stack.prepare.record import prepare_recorded
@@ -109,6 +128,7 @@ def _write_directly(
     drop_episodes: str | None = None,
     robot_type: str | None = None,
 ) -> None:
+    _be_quick()
     from stack.prepare import summary
     from stack.prepare.direct import preview, request, run
 
@@ -190,6 +210,7 @@ def stats(dataset: Path, write: bool, norm_to: Path | None, jobs: int | None, js
 
     Example: stack stats work/demo-dataset --norm-stats work/norm_stats.json
     """
+    _be_quick()
     from stack.files import write_json
     from stack.prepare.measure import measure, norm_stats, table, write_into
 

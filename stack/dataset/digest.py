@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from stack.dataset.model import INDEX_FEATURES, ClipRef, Dataset, Episode, Feature
 from stack.dataset.pictures import episode_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
-from stack.dataset.rows import column_array, column_names, hold_rows, text_column
+from stack.dataset.rows import column_array, column_names, hold_rows, stored_array, text_column
 from stack.dataset.selection import Recipe, frame_tasks
 from stack.dataset.video import clip_digest
 from stack.errors import BadRequest
@@ -25,6 +25,9 @@ class _EpisodeJob:
     features: Mapping[str, Feature]
     tasks: Mapping[int, str]
     clips: Mapping[str, str]  # camera -> digest, where it is known
+
+
+EPISODES_TOGETHER = 8
 
 
 def content_digest(dataset: Dataset, *, jobs: Jobs = 1, clips: Mapping[ClipRef, str] | None = None) -> str:
@@ -41,6 +44,12 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1, clips: Mapping[ClipRef, 
     Raises:
         BadRequest: rows or clips that cannot be read, or a feature that episodes store in other forms.
     """
+    with open_pool(jobs) as pool:
+        return begin_content_digest(dataset, pool, clips or {})()
+
+
+def begin_content_digest(dataset: Dataset, pool: Pool, clips: Mapping[ClipRef, str]) -> Callable[[], str]:
+    """Begin `content_digest`; returns a function that waits for it."""
     features = {
         name: feature
         for name, feature in sorted(dataset.features.items())
@@ -52,21 +61,20 @@ def content_digest(dataset: Dataset, *, jobs: Jobs = 1, clips: Mapping[ClipRef, 
     for name, feature in features.items():
         shape = "" if feature.is_image else f" {list(feature.shape)!r}"  # the pictures tell their own size
         digest.update(f"feature {name!r} {feature.dtype}{shape}\n".encode())
-    known = clips or {}
     work = [
         _EpisodeJob(
-            e, features, dataset.tasks, {c: known[clip] for c, clip in e.clips.items() if clip in known}
+            e, features, dataset.tasks, {c: clips[clip] for c, clip in e.clips.items() if clip in clips}
         )
         for e in dataset.episodes
     ]
-    with open_pool(jobs) as pool:
-        for part in _episode_digests(pool, work):
+    parts = pool.begin(_episode_digest, work, together=EPISODES_TOGETHER)
+
+    def finish() -> str:
+        for part in parts:
             digest.update(part.encode())
-    return digest.hexdigest()
+        return digest.hexdigest()
 
-
-def _episode_digests(pool: Pool, work: list[_EpisodeJob]) -> list[str]:
-    return list(pool.map(_episode_digest, work))
+    return finish
 
 
 def _episode_digest(job: _EpisodeJob) -> str:
@@ -81,8 +89,9 @@ def _episode_digest(job: _EpisodeJob) -> str:
     if "timestamp" in columns:
         times = column_array(episode, Feature("timestamp", "float32", (1,)))
         digest.update(times.astype("<f4").tobytes())
-    for text in frame_tasks(episode, Recipe({}, job.tasks)):
-        digest.update(f"\ntask {len(text.encode())} {text}".encode())
+    texts = frame_tasks(episode, Recipe({}, job.tasks))
+    coded = {text: f"\ntask {len(text.encode())} {text}".encode() for text in set(texts)}
+    digest.update(b"".join(coded[text] for text in texts))
     for camera, clip in sorted(episode.clips.items()):
         digest.update(f"\n{camera} {job.clips.get(camera) or clip_digest(clip)}".encode())
     return digest.hexdigest()
@@ -100,4 +109,4 @@ def _values(episode: Episode, feature: Feature) -> bytes:
         raise BadRequest(
             "digest-dtype", f"{feature.name} has dtype '{feature.dtype}', which cannot be digested"
         ) from None
-    return column_array(episode, feature).astype(little).tobytes()
+    return stored_array(episode, feature).astype(little, copy=False).tobytes()

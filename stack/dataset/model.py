@@ -41,7 +41,7 @@ class Feature:
         return self.dtype == "image"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowsRef:
     """Rows `start` to `start + count` (half-open) of a parquet file."""
 
@@ -50,7 +50,7 @@ class RowsRef:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ClipRef:
     """Frames `start` to `start + count` (half-open) of a video file, counted from its first frame."""
 
@@ -59,7 +59,7 @@ class ClipRef:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where an episode came from: the source dataset's name and its episode index there."""
 
@@ -67,7 +67,7 @@ class Origin:
     episode: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Episode:
     """One episode. `clips` has an entry for each video camera that this episode really has a file for."""
 

@@ -128,7 +128,7 @@ def sample_pictures(job: PictureJob) -> CameraSample:
         thin = picture[::step, ::step]
         for channel in range(3):
             histogram[channel] += np.bincount(thin[..., channel].ravel(), minlength=LEVELS)
-    return CameraSample(histogram, len(numbers))
+    return CameraSample(histogram, len(numbers)).packed()
 
 
 def picture_bytes(rows: RowsRef, name: str) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,8 @@ from stack.folders import LOCK_NAME, PARTIAL_MARK
 
 WORTH_A_START_S = 1.0  # a fresh worker takes about this long to import what it needs
 WORTH_A_FORK_S = 0.1
+SHARES = 6  # groups of items for each worker, at least
+MANY = 3
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Item = TypeVar("Item")
@@ -45,22 +48,48 @@ class Pool:
         self._executor = executor
         self._is_own = executor is None
 
-    def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """Results in the order of `items`. The first error is raised and what has not begun is dropped."""
+    @property
+    def is_local(self) -> bool:
+        """Whether all of the work is done on this machine."""
+        return self._is_own
+
+    def map(
+        self, work: Callable[[Item], Result], items: Sequence[Item], *, together: int = 1
+    ) -> Iterator[Result]:
+        """Results in the order of `items`. The first error is raised and what has not begun is dropped.
+
+        Args:
+            together: how many items travel to a worker at once, for many small ones with much in common. Many
+                times as many items are worth other processes without trying one here first.
+        """
         if self._is_own and (self._jobs == 1 or (self._executor is None and len(items) < 2)):
             yield from map(work, items)
             return
         done, started_s = 0, time.monotonic()
         patience_s = (WORTH_A_FORK_S if can_fork() else WORTH_A_START_S) if self._is_patient else 0.0
+        if together > 1 and len(items) >= MANY * together and can_fork():
+            patience_s = 0.0
         while self._executor is None and done < len(items):
             if time.monotonic() - started_s >= patience_s:
                 break
             yield work(items[done])
             done += 1
-        yield from self._map_over_processes(work, items[done:])
+        groups = self._grouped(items[done:], together)
+        for results in self._map_over_processes(partial(_each, work), groups):
+            yield from results
+
+    def _grouped(self, items: Sequence[Item], together: int) -> list[Sequence[Item]]:
+        # Less at once where there are few, so that no worker has much to do while others have nothing.
+        size = max(1, min(together, len(items) // (SHARES * self._jobs)))
+        return [items[start : start + size] for start in range(0, len(items), size)]
 
     def begin(
-        self, work: Callable[[Item], Result], items: Sequence[Item], *, is_long: bool = False
+        self,
+        work: Callable[[Item], Result],
+        items: Sequence[Item],
+        *,
+        is_long: bool = False,
+        together: int = 1,
     ) -> Iterator[Result]:
         """As `map`; where other processes are at work already, they begin at once.
 
@@ -70,8 +99,9 @@ class Pool:
         if self._executor is None and is_long and self._jobs > 1 and len(items) > 1:
             return self._map_over_processes(work, items)
         if self._executor is None:
-            return self.map(work, items)
-        return self._results(self._submit(work, items))
+            return self.map(work, items, together=together)
+        begun = self._results(self._submit(partial(_each, work), self._grouped(items, together)))
+        return (result for results in begun for result in results)
 
     def _map_over_processes(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         if self._executor is None and items:
@@ -113,6 +143,10 @@ class Pool:
     def close(self) -> None:
         if self._executor is not None and self._is_own:
             self._executor.shutdown(cancel_futures=True)
+
+
+def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    return [work(item) for item in items]
 
 
 Jobs = int | Pool | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 from pathlib import Path
 
 from stack.dataset.model import Dataset
@@ -12,7 +12,7 @@ from stack.dataset.read_v2 import read_episodes_v2
 from stack.dataset.read_v30 import read_episodes_v30
 
 
-def read_dataset(root: Path, *, name: str | None = None, leave_out: Collection[int] = ()) -> Dataset:
+def read_dataset(root: Path, *, name: str | None = None, leave_out: Container[int] = ()) -> Dataset:
     """Read a dataset of version v2.0, v2.1 or v3.0.
 
     Only meta files and parquet footers are read (for v3.0 also the rows' own episode numbers). Lengths are
@@ -22,8 +22,8 @@ def read_dataset(root: Path, *, name: str | None = None, leave_out: Collection[i
     Args:
         root: the folder that holds meta/, data/ and videos/.
         name: what messages and provenance call it; the folder's name if not given.
-        leave_out: episodes that the caller will not use: where their rows are missing or cannot be read, they
-            are in the result with no rows instead of being an error.
+        leave_out: episodes that the caller will not use: where their rows are missing, in two places, or
+            cannot be read, they are in the result without rows instead of being an error.
 
     Raises:
         BadRequest: what cannot be read at all: no info.json, not JSON, no rows, a Git-LFS pointer, an empty
@@ -36,7 +36,7 @@ def read_dataset(root: Path, *, name: str | None = None, leave_out: Collection[i
     tasks = read_tasks(root, notes)
     source = name or root.resolve().name
     read_episodes = read_episodes_v30 if version == "v3.0" else read_episodes_v2
-    episodes = read_episodes(root, source, info, features, tasks, notes, frozenset(leave_out))
+    episodes = read_episodes(root, source, info, features, tasks, notes, leave_out)
     robot_type = info.get("robot_type")
     return Dataset(
         name=source,

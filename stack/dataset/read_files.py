@@ -15,7 +15,7 @@ LEFT_OVERS_SHOWN = 5
 
 def files_below(folder: Path, suffix: str = "") -> list[Path]:
     """All files below a folder whose names end so, sorted by path; linked folders are entered, once each."""
-    found: list[Path] = []
+    found: list[str] = []
     entered: set[str] = set()
     for here, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(here)
@@ -24,8 +24,9 @@ def files_below(folder: Path, suffix: str = "") -> list[Path]:
             continue
         entered.add(real)
         folders.sort()
-        found.extend(Path(here) / name for name in names if name.endswith(suffix))
-    return sorted(file for file in found if file.is_file() or file.is_symlink())
+        found.extend(os.path.join(here, name) for name in names if name.endswith(suffix))
+    there = (file for file in found if os.path.isfile(file) or os.path.islink(file))
+    return [Path(file) for file in sorted(there, key=lambda file: file.split(os.sep))]
 
 
 def fill_template(root: Path, key: str, template: object, values: Mapping[str, Any]) -> Path | None:
@@ -39,7 +40,7 @@ def fill_template(root: Path, key: str, template: object, values: Mapping[str, A
         path = root / given
     except (KeyError, ValueError, IndexError, AttributeError, TypeError, MemoryError):
         return None  # MemoryError: {episode_index:0999999999999d}
-    if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(root)):
+    if not _is_inside(os.path.normpath(path), os.path.normpath(root)):
         raise BadRequest(
             "dataset-path-outside",
             f"{key} '{template}' of info.json leads to '{given}', which leaves the dataset's folder",
@@ -47,6 +48,13 @@ def fill_template(root: Path, key: str, template: object, values: Mapping[str, A
             do=f"correct {key}, or the camera's name",
         )
     return path
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    """Of two normal paths, as `Path.is_relative_to`, which takes ten times as long."""
+    if folder == os.curdir:
+        return not os.path.isabs(path) and path.split(os.sep, 1)[0] != os.pardir
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def note_left_overs(root: Path, used: set[Path], notes: Notes) -> None:

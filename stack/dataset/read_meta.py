@@ -40,7 +40,7 @@ def read_info(root: Path) -> dict[str, Any]:
     refuse_pointer(file)
     try:
         info = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(
             "dataset-info-not-json", f"meta/info.json is not JSON: {error}", where=str(file)
         ) from error
@@ -162,7 +162,7 @@ def _objects(raw: Iterable[bytes], file: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise BadRequest(
                 "dataset-meta-not-json", f"this line is not JSON: {error}", where=f"{file}:{number}"
             ) from error

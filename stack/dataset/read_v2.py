@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,20 @@ def read_episodes_v2(
     features: Mapping[str, Feature],
     tasks: Mapping[int, str],
     notes: Notes,
-    leave_out: frozenset[int] = frozenset(),
+    leave_out: Container[int] = (),
 ) -> tuple[Episode, ...]:
     """All episodes that have rows, ascending; lengths counted from the parquet footers."""
-    files = _data_files(root, info, notes)
+    files = _data_files(root, info, notes, leave_out)
     listed = _listed_episodes(root, notes)
     if gone := sorted(set(listed) - set(files)):
         notes.append(("episodes-without-rows", f"listed in meta/ but without a data file: {gone}"))
     if listed and (extra := sorted(set(files) - set(listed))):
         notes.append(("episodes-not-listed", f"have a data file but are not in episodes.jsonl: {extra}"))
     cameras = [name for name, feature in features.items() if feature.dtype == "video"]
-    clips = {camera: _video_files(root, info, camera, sorted(files), notes) for camera in cameras}
+    below = (
+        [file for top in ("videos", "video") for file in files_below(root / top, ".mp4")] if cameras else []
+    )
+    clips = {c: _video_files(root, info, c, below, sorted(files), notes, leave_out) for c in cameras}
     episodes = []
     for index, file in sorted(files.items()):
         try:
@@ -79,7 +82,9 @@ def read_episodes_v2(
     return tuple(episodes)
 
 
-def _data_files(root: Path, info: Mapping[str, Any], notes: Notes) -> dict[int, Path]:
+def _data_files(
+    root: Path, info: Mapping[str, Any], notes: Notes, leave_out: Container[int]
+) -> dict[int, Path]:
     found = _by_number(files_below(root / "data", ".parquet"))
     if not found:
         raise BadRequest(
@@ -88,18 +93,25 @@ def _data_files(root: Path, info: Mapping[str, Any], notes: Notes) -> dict[int, 
             where=str(root),
             do="fetch the data folder of this dataset",
         )
-    return _choose(root, "data_path", info.get("data_path") or DATA_PATH, info, "", found, notes)
+    template = info.get("data_path") or DATA_PATH
+    return _choose(root, "data_path", template, info, "", found, notes, leave_out)
 
 
 def _video_files(
-    root: Path, info: Mapping[str, Any], camera: str, episodes: list[int], notes: Notes
+    root: Path,
+    info: Mapping[str, Any],
+    camera: str,
+    below: list[Path],
+    episodes: list[int],
+    notes: Notes,
+    leave_out: Container[int],
 ) -> dict[int, Path]:
-    below = [file for top in ("videos", "video") for file in files_below(root / top, ".mp4")]
     found = _by_number(file for file in below if file.parent.name == camera)
     if not found:
         notes.append(("camera-without-files", f"{camera} is declared but has no video file"))
         return {}
-    files = _choose(root, "video_path", info.get("video_path") or VIDEO_PATH, info, camera, found, notes)
+    template = info.get("video_path") or VIDEO_PATH
+    files = _choose(root, "video_path", template, info, camera, found, notes, leave_out)
     if missing := [episode for episode in episodes if episode not in files]:
         notes.append(("clips-missing", f"{camera} has no video file for episodes {missing}"))
     return files
@@ -114,7 +126,14 @@ def _by_number(files: Iterable[Path]) -> Found:
 
 
 def _choose(
-    root: Path, key: str, template: object, info: Mapping[str, Any], camera: str, found: Found, notes: Notes
+    root: Path,
+    key: str,
+    template: object,
+    info: Mapping[str, Any],
+    camera: str,
+    found: Found,
+    notes: Notes,
+    leave_out: Container[int],
 ) -> dict[int, Path]:
     """One file an episode: the template's where it exists, else the only one with that number."""
     chosen, elsewhere = {}, []
@@ -125,6 +144,8 @@ def _choose(
             if len(candidates) > 1:
                 others = [str(c.relative_to(root)) for c in candidates if c != expected]
                 notes.append(("stray-files", f"episode {index}: not named by the template: {others}"))
+            continue
+        if len(candidates) > 1 and index in leave_out:
             continue
         if len(candidates) > 1:
             names = ", ".join(str(c.relative_to(root)) for c in candidates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def read_episodes_v30(
     features: Mapping[str, Feature],
     tasks: Mapping[int, str],
     notes: Notes,
-    leave_out: frozenset[int] = frozenset(),
+    leave_out: Container[int] = (),
 ) -> tuple[Episode, ...]:
     """All episodes that have rows, ascending by episode_index.
 
@@ -57,7 +57,9 @@ def read_episodes_v30(
             notes.append(
                 ("length-differs", f"episode {index}: {listed} frames listed, {rows[index].count} rows")
             )
-    present = dict(rows)
+    scattered = [index for index, ref in rows.items() if ref.file == root]
+    notes.extend(left_out(index) for index in sorted(scattered))
+    present = {index: ref for index, ref in rows.items() if ref.file != root}
     for index in gone:
         # As long as listed, so that its pictures are counted in the files that it shares with others.
         if index in leave_out and (length := whole_number(table[index].get("length"))) is not None:
@@ -114,7 +116,7 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
 
 
 def _rows_by_episode(
-    root: Path, table: Mapping[int, Mapping[str, Any]], leave_out: frozenset[int]
+    root: Path, table: Mapping[int, Mapping[str, Any]], leave_out: Container[int]
 ) -> dict[int, RowsRef]:
     files = files_below(root / "data", ".parquet")
     if not files:
@@ -131,13 +133,13 @@ def _rows_by_episode(
             count, column = _episode_column(file)
         except (BadRequest, pa.ArrowException, OSError):
             own = _episodes_of(file, table)
-            if not own or not own <= leave_out:
+            if not own or not all(index in leave_out for index in own):
                 raise
             position += sum(whole_number(table[index].get("length")) or 0 for index in own)
             continue
         numbers = _numbers_by_position(table, position, count) if column is None else _flat(column, file)
         position += count
-        _add_runs(file, numbers, rows)
+        _add_runs(file, numbers, rows, root, leave_out)
     return rows
 
 
@@ -195,7 +197,10 @@ def _numbers_by_position(table: Mapping[int, Mapping[str, Any]], position: int, 
     return numbers
 
 
-def _add_runs(file: Path, numbers: NDArray[Any], rows: dict[int, RowsRef]) -> None:
+def _add_runs(
+    file: Path, numbers: NDArray[Any], rows: dict[int, RowsRef], root: Path, leave_out: Container[int]
+) -> None:
+    """`root` in place of a file stands for rows in several places, of an episode that nobody will use."""
     cuts = np.flatnonzero(np.diff(numbers)) + 1
     bounds = [0, *cuts.tolist(), len(numbers)]
     for start, stop in pairwise(bounds):
@@ -209,6 +214,9 @@ def _add_runs(file: Path, numbers: NDArray[Any], rows: dict[int, RowsRef]) -> No
                 where=str(file),
             )
         index = int(number)
+        if index in rows and index in leave_out:
+            rows[index] = RowsRef(root, 0, rows[index].count + stop - start)
+            continue
         if index in rows:
             first = rows[index]
             raise BadRequest(
@@ -216,7 +224,7 @@ def _add_runs(file: Path, numbers: NDArray[Any], rows: dict[int, RowsRef]) -> No
                 f"the rows of episode {index} lie in two places: {first.file.name} from row {first.start} "
                 f"({first.count} rows) and {file.name} from row {start} ({stop - start} rows)",
                 where=str(file),
-                do="remove the file that does not belong here",
+                do="remove the file that does not belong here, or exclude the episode (exclude_episodes)",
             )
         rows[index] = RowsRef(file, start, stop - start)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
     return table.slice(rows.start - first, rows.count)
 
 
+def stored_array(episode: Episode, feature: Feature) -> NDArray[Any]:
+    """As `column_array`, but a view in the column's own dtype where that is the declared one."""
+    column = read_rows(episode.rows, [feature.name]).column(feature.name)
+    return decode_column(column, episode, feature, as_stored=True)
+
+
 def column_array(episode: Episode, feature: Feature) -> NDArray[Any]:
     """One feature of one episode.
 
@@ -77,13 +84,22 @@ def column_array(episode: Episode, feature: Feature) -> NDArray[Any]:
     return decode_column(read_rows(episode.rows, [feature.name]).column(feature.name), episode, feature)
 
 
-def decode_column(column: pa.ChunkedArray, episode: Episode, feature: Feature) -> NDArray[Any]:
-    """As `column_array`, from a column that has been read already."""
+def decode_column(
+    column: pa.ChunkedArray, episode: Episode, feature: Feature, *, as_stored: bool = False
+) -> NDArray[Any]:
+    """As `column_array`, from a column that has been read already.
+
+    Args:
+        as_stored: no conversion to float64 and back where the column has the declared dtype.
+    """
     values = _flat_values(column, episode, feature)
-    width = int(np.prod(feature.shape))
+    width = prod(feature.shape)
     if len(values) != episode.length * width:
         raise _ragged(column, episode, feature, width)
-    if not np.issubdtype(np.dtype(_numpy_dtype(feature)), np.floating):
+    declared = np.dtype(_numpy_dtype(feature))
+    if as_stored and values.dtype == declared and declared.kind in "fi":
+        pass
+    elif declared.kind != "f":
         values = _as_int64(values, episode, feature, width)
     else:
         values = values.astype(np.float64, copy=False)

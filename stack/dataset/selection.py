@@ -47,7 +47,7 @@ class Recipe:
     tasks: Mapping[int, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Selected:
     """An episode of the output.
 
@@ -189,7 +189,8 @@ def assemble(selected: Selected, recipe: Recipe, features: Mapping[str, Feature]
             continue
         parts = []
         for take in group:
-            values = decode_column(table.column(take.feature.name), episode, take.feature)
+            column = table.column(take.feature.name)
+            values = decode_column(column, episode, take.feature, as_stored=True)
             flat = values.reshape(episode.length, -1)
             parts.append(flat if take.channels is None else flat[:, list(take.channels)])
         joined = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
@@ -204,7 +205,7 @@ def _cast(values: NDArray[Any], feature: Feature, episode: Episode) -> NDArray[A
     kind = np.dtype(feature.dtype)
     if kind.kind == "f":
         with np.errstate(over="ignore"):
-            return values.astype(kind)
+            return values.astype(kind, copy=False)
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     fits = (values >= low) & (values <= high)
     if values.dtype.kind == "f":

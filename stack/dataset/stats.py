@@ -22,7 +22,7 @@ DOWNSAMPLE_FROM_PX, DOWNSAMPLE_TO_PX = 300, 150
 LEVELS = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stats:
     """One feature's entry in stats.json.
 
@@ -153,22 +153,30 @@ def _block_stats(channels: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 def sampled_frames(length: int) -> list[int]:
     """The frames of an episode that camera statistics look at: lerobot's `sample_indices`, ascending."""
-    wanted = max(min(SAMPLES_MIN, length), min(int(length**SAMPLES_POWER), SAMPLES_MAX))
-    return [int(i) for i in np.round(np.linspace(0, length - 1, wanted))]
+    return [int(i) for i in np.round(np.linspace(0, length - 1, sample_count(length)))]
 
 
-@dataclass(frozen=True)
+def sample_count(length: int) -> int:
+    """How many of so many frames camera statistics look at: lerobot's `estimate_num_samples`."""
+    return max(min(SAMPLES_MIN, length), min(int(length**SAMPLES_POWER), SAMPLES_MAX))
+
+
+@dataclass(frozen=True, slots=True)
 class CameraSample:
-    """How often each level occurs in the sampled pixels: (3, 256) int64, and from how many frames.
+    """How often each level occurs in the sampled pixels: (3, 256) integers, and from how many frames.
 
     uint8 pixels have 256 levels, so pooled histograms lose nothing.
     """
 
-    histogram: NDArray[np.int64]
+    histogram: NDArray[Any]
     frames: int
 
+    def packed(self) -> CameraSample:
+        """The same counts in the fewest bytes: there may be one sample for each of thousands of clips."""
+        return CameraSample(self.histogram.astype(np.min_scalar_type(self.histogram.max())), self.frames)
+
     def merge(self, *others: CameraSample) -> CameraSample:
-        histogram = self.histogram.copy()
+        histogram = self.histogram.astype(np.int64)
         for other in others:
             histogram += other.histogram
         return CameraSample(histogram, self.frames + sum(other.frames for other in others))
@@ -198,7 +206,7 @@ def sample_camera(clip: ClipRef) -> CameraSample:
         thin = picture[::step, ::step]
         for channel in range(3):
             histogram[channel] += np.bincount(thin[..., channel].ravel(), minlength=LEVELS)
-    return CameraSample(histogram, len(numbers))
+    return CameraSample(histogram, len(numbers)).packed()
 
 
 def thinning(height: int, width: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ QUANTILES: dict[str, float] = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.9
 DIGITS = {32: (12, 10, 10), 64: (12, 13, 13, 13, 13)}
 
 
+@lru_cache(maxsize=64)
 def quantile_ranks(rows: int) -> tuple[int, ...]:
     """The ranks (0 is the smallest value) whose values `interpolated` needs, ascending."""
     ranks = set()

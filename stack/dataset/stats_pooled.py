@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import flattened, numbers_of
+from stack.dataset.memory import give_back
 from stack.dataset.pool import Pool
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
@@ -22,10 +23,11 @@ HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 16 << 20
 READ_BYTES = 1 << 20
 READ_ROWS = 4096
+GROUPS_BYTES = 4 << 20
 # Another part of a feature means reading all of it once more, which costs less than holding much of it; what
 # no number of parts makes small is read several times for each part anyway.
-VALUES_A_JOB = 12_500_000
-PARTS_MAX = 16
+VALUES_A_JOB = 10_000_000
+PARTS_MAX = 20
 PARTS_STREAMED = 4
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
@@ -47,6 +49,8 @@ def pooled_stats(job: PooledJob) -> Stats:
     Raises:
         BadRequest: as `stack.dataset.stats.vector_stats`.
     """
+
+    give_back()  # a worker has written files before, which takes memory too
 
     def blocks() -> Iterator[NDArray[Any]]:
         return written_blocks(job.root, job.paths, job.feature, job.channels)
@@ -225,12 +229,26 @@ def written_blocks(
 
 def _written_groups(root: Path, paths: Sequence[str], feature: str) -> Iterator[NDArray[Any]]:
     for path in paths:
-        # Pages come through a buffer: a row group may be larger than all that is held otherwise. One group at
-        # a time: a reader of several holds them all.
+        # Pages come through a buffer: a row group may be larger than all that is held otherwise.
         with pq.ParquetFile(root / path, buffer_size=READ_BYTES) as parquet:
-            for group in range(parquet.num_row_groups):
-                for batch in parquet.iter_batches(READ_ROWS, [group], [feature], use_threads=False):
+            for groups in _small_groups(parquet.metadata):
+                for batch in parquet.iter_batches(READ_ROWS, groups, [feature], use_threads=False):
                     yield _table(batch.column(feature))  # pyarrow takes `action` for `action.raw` too
+
+
+def _small_groups(metadata: pq.FileMetaData) -> Iterator[list[int]]:
+    """Row groups that are read at once, all of which a reader holds: only small ones together."""
+    together: list[int] = []
+    held = 0
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).total_byte_size
+        if together and held + size > GROUPS_BYTES:
+            yield together
+            together, held = [], 0
+        together.append(group)
+        held += size
+    if together:
+        yield together
 
 
 def _table(chunk: pa.Array) -> NDArray[Any]:

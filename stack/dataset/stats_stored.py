@@ -7,25 +7,27 @@ pictures do not speak against them; any other clip is sampled by decoding (`stac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.model import ClipRef
 from stack.dataset.read_files import files_below
 from stack.dataset.read_meta import open_parquet, read_json_lines, whole_number
-from stack.dataset.stats import LEVELS, CameraSample, Stats, pooled_levels, sampled_frames
+from stack.dataset.stats import LEVELS, CameraSample, Stats, pooled_levels, sample_count
 from stack.dataset.stats_order import QUANTILES
 from stack.dataset.video_glance import glance, glance_frames
-from stack.errors import StackError
+from stack.errors import BadRequest, StackError
 
 MOMENTS = ("min", "max", "mean", "std")
 CHANNELS = 3
+ROWS_AT_ONCE = 100
 ROUNDING = 1e-5  # float32 sums in the tools that wrote them
 # Recorders measure pictures before these are encoded; 8 of 255 levels is more than an encoder shifts.
 TOLERANCE = 8 / 255
@@ -34,26 +36,31 @@ TOLERANCE = 8 / 255
 Raw: TypeAlias = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KeptCamera:
     """Statistics of one clip as its source stored them, and the pictures that they were checked against.
 
+    There is one for each clip of a dataset, so they are kept small.
+
     Attributes:
-        moments: `min`, `max`, `mean`, `std`, each (3,) float64 in [0, 1].
+        table: (9, 3) float64 in [0, 1]: `min`, `max`, `mean`, `std`, `q01` to `q99`, a column a channel.
+            Quantiles are the stored ones, else those of the pictures that were seen.
         frames: how many pictures they were taken of.
-        quantiles: `q01` to `q99`, each (3,), where the source has them.
         seen: the pictures that were decoded.
     """
 
-    moments: Mapping[str, NDArray[np.float64]]
+    table: NDArray[np.float64]
     frames: int
-    quantiles: Mapping[str, NDArray[np.float64]] | None
     seen: CameraSample
 
+    @property
+    def moments(self) -> dict[str, NDArray[np.float64]]:
+        """`min`, `max`, `mean`, `std`, each (3,)."""
+        return dict(zip(MOMENTS, self.table, strict=False))
+
     def stats(self) -> Stats:
-        """In shape (3, 1, 1). Quantiles are the stored ones, else those of the pictures that were seen."""
-        quantiles = self.quantiles or _within(self.moments, quantiles_of([(self.seen, 1.0)]))
-        return _stats({**self.moments, **quantiles}, self.frames)
+        """In shape (3, 1, 1)."""
+        return _stats(dict(zip((*MOMENTS, *QUANTILES), self.table, strict=True)), self.frames)
 
 
 Evidence: TypeAlias = CameraSample | KeptCamera
@@ -86,11 +93,17 @@ def stored_camera_stats(root: Path, version: str, cameras: Iterable[str]) -> dic
                 continue
             for camera, own in found.items():
                 if isinstance(told.get(camera), dict):
-                    own.setdefault(episode, told[camera])
+                    own.setdefault(episode, _packed(told[camera]))
     elif version == "v3.0":
         for file in files_below(root / "meta" / "episodes", ".parquet"):
             _add_columns(file, found)
     return found
+
+
+def _packed(raw: Raw) -> Raw:
+    """The same with arrays in place of nested lists of the right form, which take four times the memory."""
+    arrays = {name: _vector(value) for name, value in raw.items() if name in (*MOMENTS, *QUANTILES)}
+    return {**raw, **{name: value.reshape(-1, 1, 1) for name, value in arrays.items() if value is not None}}
 
 
 def _add_columns(file: Path, found: dict[str, dict[int, Raw]]) -> None:
@@ -100,21 +113,34 @@ def _add_columns(file: Path, found: dict[str, dict[int, Raw]]) -> None:
         there = [name for name in dict.fromkeys(names) if name in wanted and names.count(name) == 1]
         if not there or names.count("episode_index") != 1:
             return
-        columns = _plain_columns(parquet, ["episode_index", *there])
+        try:
+            for columns in _plain_columns(parquet, ["episode_index", *there]):
+                _add_rows(columns, {name: wanted[name] for name in there}, found)
+        except (pa.ArrowException, OSError) as error:
+            raise BadRequest("dataset-file-damaged", f"cannot be read: {error}", where=str(file)) from error
+
+
+def _add_rows(
+    columns: Mapping[str, list[Any]], wanted: Mapping[str, tuple[str, str]], found: dict[str, dict[int, Raw]]
+) -> None:
+    """`wanted`: column -> (camera, statistic)."""
     for place, number in enumerate(columns["episode_index"]):
         episode = whole_number(number)
         if episode is None:
             continue
-        for name in there:
-            camera, stat = wanted[name]
-            own: dict[str, Any] = dict(found[camera].get(episode, {}))
-            if stat not in own and columns[name][place] is not None:
-                found[camera][episode] = {**own, stat: columns[name][place]}
+        told: dict[str, dict[str, Any]] = {}
+        for name, (camera, stat) in wanted.items():
+            if columns[name][place] is not None:
+                told.setdefault(camera, {})[stat] = columns[name][place]
+        for camera, own in told.items():
+            found[camera][episode] = {**_packed(own), **found[camera].get(episode, {})}
 
 
-def _plain_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> dict[str, list[Any]]:
-    table = parquet.read(columns=list(names), use_threads=False)
-    return {name: table.column(table.column_names.index(name)).to_pylist() for name in names}
+def _plain_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
+    """The columns as Python values, of some rows at a time: nested lists take many times what is stored."""
+    for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=list(names), use_threads=False):
+        held = batch.schema.names
+        yield {name: batch.column(held.index(name)).to_pylist() for name in names}
 
 
 def keep_or_why(raw: Raw | None, clip: ClipRef) -> KeptCamera | NotKept:
@@ -135,20 +161,19 @@ def keep_or_why(raw: Raw | None, clip: ClipRef) -> KeptCamera | NotKept:
         return NotKept("contradicted", f"no picture can be held against them: {error.what}")
     if reason is not None:
         return NotKept("contradicted", reason)
-    counts: NDArray[Any] = np.stack(pictures).sum(axis=0)
-    if counts.max() < 1 << 31:
-        counts = counts.astype(np.int32)  # there may be one for each of thousands of clips
-    seen = CameraSample(counts, len(pictures))
+    seen = CameraSample(np.sum(pictures, axis=0), len(pictures)).packed()
     stored = {name: _vector(raw[name]) for name in QUANTILES if name in raw}
-    quantiles = {name: value for name, value in stored.items() if value is not None}
-    return KeptCamera(sound, len(sampled_frames(clip.count)), _sound_quantiles(sound, quantiles), seen)
+    given = {name: value for name, value in stored.items() if value is not None}
+    quantiles = _sound_quantiles(sound, given) or _within(sound, quantiles_of([(seen, 1.0)]))
+    table = np.stack([*(sound[name] for name in MOMENTS), *(quantiles[name] for name in QUANTILES)])
+    return KeptCamera(table, sample_count(clip.count), seen)
 
 
 def _sound(raw: Raw, length: int) -> dict[str, NDArray[np.float64]] | str:
     """The moments, or what is wrong with them."""
     count = raw.get("count")
     number = whole_number(count[0]) if isinstance(count, list) and len(count) == 1 else None
-    meant = len(sampled_frames(length))
+    meant = sample_count(length)
     if number is None:
         return f"count is {_short(count)}, not one number"
     if number != meant:
@@ -209,7 +234,7 @@ def _contradiction(
     each = [pooled_levels(picture) for picture in pictures]
     means = np.array([moments["mean"] for moments in each])
     stds = np.array([moments["std"] for moments in each])
-    together = pooled_levels(np.sum(pictures, axis=0))
+    together = each[0] if len(each) == 1 else pooled_levels(np.sum(pictures, axis=0))
     allowed = TOLERANCE + np.maximum(np.ptp(means, axis=0), np.ptp(stds, axis=0))
     for name in ("mean", "std"):
         got = together[name]
@@ -237,7 +262,7 @@ def pool_cameras(parts: Sequence[Evidence]) -> Stats:
     kept = [part for part in parts if isinstance(part, KeptCamera)]
     if not kept:
         return sampled[0].merge(*sampled[1:]).stats()
-    entries = [(dict(part.moments), part.frames) for part in kept]
+    entries = [(part.moments, part.frames) for part in kept]
     looked = [(part.seen, part.frames / part.seen.frames) for part in kept]
     if sampled:
         together = sampled[0].merge(*sampled[1:])
@@ -265,7 +290,9 @@ def _pool_moments(
 
 def quantiles_of(looked: Sequence[tuple[CameraSample, float]]) -> dict[str, NDArray[np.float64]]:
     """`q01` to `q99`, each (3,): the level up to which that share of the weighted pixels lies."""
-    weighted = np.sum([sample.histogram * weight for sample, weight in looked], axis=0)
+    weighted: NDArray[np.float64] = np.zeros((CHANNELS, LEVELS))
+    for sample, weight in looked:
+        weighted += sample.histogram * weight
     shares = np.cumsum(weighted, axis=1) / weighted.sum(axis=1, keepdims=True)
     return {
         name: np.array([np.searchsorted(own, q - 1e-12) for own in shares], dtype=np.float64) / 255

@@ -22,6 +22,7 @@ from stack.dataset.video_mux import exact_rate, ticks_of, whole_file, why_badly_
 from stack.dataset.video_open import open_video
 from stack.dataset.video_packets import PacketReader, Part, changed
 from stack.dataset.video_segments import Segment, can_splice, split, whole_copy
+from stack.dataset.video_tables import make_upright
 from stack.errors import BadRequest, WorkFailed
 
 __all__ = [
@@ -48,7 +49,7 @@ class EncodedFrames:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WrittenVideo(VideoInfo):
     """A file that was written; all frames that `encoded` does not name are copies, bit for bit."""
 
@@ -224,6 +225,8 @@ def _mux(parts: Sequence[Part], out: Path, rate: Fraction, extradata: bytes) -> 
                         packet.duration = ticks.per_frame
                         packet.stream = stream
                         container.mux_one(packet)
+            if parts[0].segment.index.info.is_turned:
+                make_upright(out)
         except (av.FFmpegError, OSError) as error:
             raise WorkFailed("video-join-failed", f"writing failed: {error}", where=str(out)) from error
 
@@ -238,6 +241,8 @@ def _check_joined(
     wrong = _why_other(parts[0].segment.index.info, got.info)
     if wrong is None and got.info.extradata != extradata:
         wrong = "codec parameters (extradata) differ"
+    if wrong is None and got.info.is_turned:
+        wrong = "it asks to be shown turned"
     if wrong is None and not all(map(np.array_equal, meant, there)):
         wrong = f"{len(meant[0])} frames were meant and {got.info.frames} are there, or their order differs"
     return _checked(got, wrong, rate, out)

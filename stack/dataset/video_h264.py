@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 SPS, PPS = 7, 8
 SLICES = (1, 2, 5)  # coded slice, data partition A, coded slice of an IDR picture
@@ -71,6 +72,7 @@ class ParameterSets:
         )
 
 
+@lru_cache(maxsize=64)
 def parse_sets(extradata: bytes) -> ParameterSets | None:
     """Take an avcC apart; None where it is none, or would not come out as it went in."""
     if len(extradata) < 7 or extradata[0] != 1:

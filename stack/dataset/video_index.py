@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo
 from stack.dataset.video_open import check_file, demux, open_video, truncated
-from stack.dataset.video_tables import Tables, read_tables
+from stack.dataset.video_tables import Tables, asks_to_be_turned, read_tables
 from stack.errors import BadRequest
 
 KNOWN_LOOKS_MAX = 64
@@ -115,8 +115,9 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
     order = np.argsort(tables.pts, kind="stable")  # nearly in order
     frames = np.empty(len(order), dtype=np.int64)
     frames[order] = np.arange(len(order))
-    pts = tables.pts[order].tolist()
-    fps = _rate(tables.rate, tables.time_base, pts)
+    pts = tables.pts[order]
+    count, ends = len(pts), (int(pts[0]), int(pts[-1]))
+    fps = _rate(tables.rate, tables.time_base, count, ends)
     info = VideoInfo(
         file=file,
         codec=tables.codec,
@@ -125,13 +126,14 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
         pix_fmt=looks.pix_fmt,
         fps=fps,
         time_base=tables.time_base,
-        frames=len(pts),
+        frames=count,
         key_frames=tuple(np.sort(frames[keys]).tolist()),
-        has_b_frames=bool((frames != np.arange(len(frames))).any()),
+        has_b_frames=bool((frames != np.arange(count)).any()),
         has_audio=tables.has_audio,
-        duration_s=float(len(pts) / fps) if fps else 0.0,
+        duration_s=float(count / fps) if fps else 0.0,
         pts=_evenly(pts),
         extradata=tables.extradata,
+        is_turned=tables.is_turned,
     )
     packets = PacketTable(frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets)
     return VideoIndex(info, packets, tables.entry, tables.size)
@@ -198,7 +200,7 @@ def _assemble(
         what = f"{len(pts)} frames share {len(rank)} presentation times"
         raise BadRequest("video-times-repeat", what, where=str(file), do=_REWRAP)
     assert stream.time_base is not None  # a demuxed stream always has one
-    fps = _rate(stream.average_rate, stream.time_base, pts)
+    fps = _rate(stream.average_rate, stream.time_base, len(pts), (pts[0], pts[-1]))
     order, dts, sizes, keys, syncs = (list(column) for column in zip(*packets, strict=True))
     table = PacketTable(
         np.array([rank[p] for p in order], dtype=np.int64),
@@ -221,25 +223,36 @@ def _assemble(
         has_b_frames=bool((table.frames != np.arange(len(table))).any()),
         has_audio=bool(container.streams.audio),
         duration_s=float(len(pts) / fps) if fps else 0.0,
-        pts=_evenly(pts),
+        pts=_evenly(np.array(pts, dtype=np.int64)),
         extradata=extradata,
+        tracks=len(container.streams.video),
+        is_turned=_is_turned(file),
     )
     return VideoIndex(info, table)
 
 
-def _evenly(pts: list[int]) -> tuple[int, ...] | range:
+def _is_turned(file: Path) -> bool:
+    try:
+        with file.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return asks_to_be_turned(data)
+    except (OSError, ValueError):
+        return False
+
+
+def _evenly(pts: NDArray[np.int64]) -> tuple[int, ...] | range:
     """A range says the same in no space: there may be thousands of files."""
-    step = pts[1] - pts[0] if len(pts) > 1 else 1
-    even = range(pts[0], pts[0] + step * len(pts), step)
-    return even if len(even) == len(pts) and all(map(int.__eq__, even, pts)) else tuple(pts)
+    first, step = int(pts[0]), int(pts[1] - pts[0]) if len(pts) > 1 else 1
+    if (np.diff(pts) == step).all():
+        return range(first, first + step * len(pts), step)
+    return tuple(pts.tolist())
 
 
-def _rate(claimed: Fraction | None, time_base: Fraction, pts: list[int]) -> Fraction:
+def _rate(claimed: Fraction | None, time_base: Fraction, count: int, ends: tuple[int, int]) -> Fraction:
     # Frames over time, not the container's rate: a header may claim another one.
-    if len(pts) > 1:
-        exact = Fraction(len(pts) - 1) / ((pts[-1] - pts[0]) * time_base)
+    if count > 1:
+        exact = Fraction(count - 1) / ((ends[1] - ends[0]) * time_base)
         # Tick rounding (a ms time base at 30 fps) is not another rate.
-        if claimed and abs(exact / claimed - 1) * (len(pts) - 1) < 1:
+        if claimed and abs(exact / claimed - 1) * (count - 1) < 1:
             return Fraction(claimed)
         return exact
     return Fraction(claimed or 0)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Stamp: TypeAlias = tuple[int, int, int, int]  # device, inode, size, time of the last change
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VideoInfo:
     """What a file is, counted from its packets.
 
@@ -34,6 +34,9 @@ class VideoInfo:
         duration_s: frames / fps.
         pts: presentation time of each frame, in ticks of `time_base`, ascending; a range where they are even.
         extradata: the codec's global header (parameter sets).
+        tracks: how many video tracks the file holds; all else is said of the first.
+        is_turned: whether it asks to be shown turned, mirrored or stretched. Pictures are as stored all the
+            same, as lerobot's decoders gave them until torchcodec 0.11.
     """
 
     file: Path
@@ -50,11 +53,24 @@ class VideoInfo:
     duration_s: float
     pts: tuple[int, ...] | range = field(repr=False)
     extradata: bytes = field(repr=False)
+    tracks: int = 1
+    is_turned: bool = False
 
     def keys_within(self, start: int, end: int) -> tuple[int, ...]:
         """The key frames among frames `start` to `end` (half-open), in a file of any length."""
         keys = self.key_frames
         return keys[bisect_left(keys, start) : bisect_left(keys, end)]
+
+    def ticks(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """`pts` of frames `start` to `stop` (half-open) as an array."""
+        own = self.pts[start:stop]
+        if isinstance(own, range):
+            return np.arange(own.start, own.stop, own.step, dtype=np.int64)
+        return np.array(own, dtype=np.int64)
+
+    def times_s(self, start: int = 0, stop: int | None = None) -> NDArray[np.float64]:
+        """When each of these frames is shown."""
+        return self.ticks(start, stop).astype(np.float64) * float(self.time_base)
 
     def is_key(self, frame: int) -> bool:
         return bool(self.keys_within(frame, frame + 1))

@@ -74,7 +74,7 @@ def why_badly_timed(index: VideoIndex, rate: Fraction) -> str | None:
     # ticks * time_base == n / rate, in whole numbers, so that nothing is rounded.
     per_frame = index.info.time_base.denominator * rate.denominator
     per_tick = index.info.time_base.numerator * rate.numerator
-    ticks = np.array(index.info.pts, dtype=np.int64)
+    ticks = index.info.ticks()
     highest = max(abs(int(ticks[0])), abs(int(ticks[-1]))) * per_tick, len(ticks) * per_frame
     if max(highest) >= 1 << 62:
         is_right = all(t * per_tick == n * per_frame for n, t in enumerate(index.info.pts))

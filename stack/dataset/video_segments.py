@@ -35,6 +35,13 @@ class Segment:
     def count(self) -> int:
         return self.stop - self.start
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all packets of the file are copied."""
+        index = self.index
+        packets = (self.first, self.last) == (0, len(index.packets) - 1)
+        return packets and (self.start, self.stop) == (0, index.info.frames)
+
     def coded(self) -> Iterator[CodedFrame]:
         """The copied packets in decode order."""
         coded = self.index.coded
@@ -42,6 +49,8 @@ class Segment:
 
     def places(self) -> NDArray[np.int64]:
         """Decode positions of the copied packets."""
+        if self.is_whole:
+            return np.arange(len(self.index.packets))
         frames = self.index.packets.frames[self.first : self.last + 1]
         return np.flatnonzero((frames >= self.start) & (frames < self.stop)) + self.first
 
@@ -127,6 +136,8 @@ def _end_reason(end: int) -> str:
 def _copy(index: VideoIndex, key: int, end: int) -> Segment | None:
     """From a key frame to the last place before `end` up to which no picture needs a later one."""
     first = index.position(key)
+    if (key, end, first) == (0, index.info.frames, 0):
+        return Segment(index, 0, end, last=len(index.packets) - 1)
     frames, width = index.packets.frames[first:], end - key
     past = np.flatnonzero(frames[:width] >= end)
     while not len(past) and width < len(frames):  # not the whole file: it may hold thousands of clips

@@ -6,11 +6,13 @@ is not plain is left to FFmpeg, and so is everything that is wrong.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +24,8 @@ VISUAL_ENTRY_BYTES = 86  # of a VisualSampleEntry, before the boxes in it (12.1.
 BOX_HEAD_BYTES = 8
 UPRIGHT = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # 6.2.2
 BIT_RATE = b"btrt"  # differs from file to file, and tells a decoder nothing
-Children = dict[bytes, list[bytes]]  # kind -> contents of the boxes of that kind
-Bytes = Any  # bytes or mmap: what can be sliced
+Bytes = Any  # bytes, a view of them, or mmap: what can be sliced
+Children = dict[bytes, list[Bytes]]  # kind -> contents of the boxes of that kind
 
 
 class NotPlain(Exception):
@@ -36,8 +38,8 @@ class Tables:
 
     Attributes:
         entry: the sample description, without the bit rate: what the decoder is told.
-        size: the track header's width and height, two 16.16 numbers; None where pictures are turned or
-            stretched by its matrix.
+        size: the track header's width and height, two 16.16 numbers.
+        is_turned: whether its matrix turns, mirrors or stretches the pictures.
         pts, dts: in ticks of `time_base`, as FFmpeg gives them.
         offsets, sizes: where each sample lies in the file, in bytes.
         is_sync: which samples the file calls sync samples.
@@ -55,7 +57,8 @@ class Tables:
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     is_sync: NDArray[np.bool_]
-    size: bytes | None = None
+    size: bytes
+    is_turned: bool
 
 
 def read_tables(data: Bytes) -> Tables | None:
@@ -76,7 +79,7 @@ def _read(data: Bytes) -> Tables:
         if kind in (b"moof", b"sidx"):
             raise NotPlain
         if kind == b"moov":
-            moov = bytes(data[start:end])
+            moov = memoryview(bytes(data[start:end]))  # parts of a view are no copies
     if moov is None:
         raise NotPlain
     parts = _children(moov)
@@ -125,13 +128,53 @@ def _track(track: Children, media: Children, movie_scale: int, file_bytes: int, 
         offsets,
         sizes,
         sync,
-        _upright_size(_only(track, b"tkhd")),
+        bytes(_only(track, b"tkhd")[-8:]),
+        _is_turned(_only(track, b"tkhd")),
     )
 
 
-def _upright_size(header: bytes) -> bytes | None:
+def asks_to_be_turned(data: Bytes) -> bool:
+    """Whether the matrix of an MP4's first video track is another than upright; no for any other file."""
+    try:
+        moov = next((bytes(data[a:b]) for kind, a, b in _boxes(data, 0, len(data)) if kind == b"moov"), b"")
+        tracks = [_children(track) for track in _children(memoryview(moov)).get(b"trak", ())]
+        shown = [t for t in tracks if _only(_children(_only(t, b"mdia")), b"hdlr")[8:12] == b"vide"]
+        return bool(shown) and _is_turned(_only(shown[0], b"tkhd"))
+    except (NotPlain, IndexError):
+        return False
+
+
+def _is_turned(header: Bytes) -> bool:
     """The last fields of a track header are a matrix of nine numbers, width and height (8.3.2)."""
-    return header[-8:] if header[-44:-8] == UPRIGHT else None
+    return bool(header[-44:-8] != UPRIGHT)
+
+
+def make_upright(file: Path) -> None:
+    """Take a turn mark off a file of one track that FFmpeg wrote, which hands it on from the source's header.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with file.open("r+b") as raw:
+        at, end = 0, raw.seek(0, os.SEEK_END)
+        for wanted in (b"moov", b"trak", b"tkhd"):
+            at, end = _find(raw, wanted, at, end)
+        raw.seek(end - 44)
+        raw.write(UPRIGHT)
+
+
+def _find(raw: BinaryIO, wanted: bytes, at: int, end: int) -> tuple[int, int]:
+    """Where the content of the first box of a kind begins and ends."""
+    while at + BOX_HEAD_BYTES <= end:
+        raw.seek(at)
+        head = raw.read(16)
+        length, size = int.from_bytes(head[:4], "big"), BOX_HEAD_BYTES
+        if length == 1:
+            length, size = int.from_bytes(head[8:16], "big"), 16
+        if head[4:8] == wanted:
+            return at + size, at + length
+        at += max(length, BOX_HEAD_BYTES)
+    raise OSError(f"there is no '{wanted.decode()}' box")
 
 
 def _first_shown(track: Children, pts: NDArray[np.int64], scale: int, movie_scale: int) -> int:
@@ -150,11 +193,11 @@ def _first_shown(track: Children, pts: NDArray[np.int64], scale: int, movie_scal
     return int(start)
 
 
-def _description(stsd: bytes) -> tuple[str, bytes, bytes]:
+def _description(stsd: Bytes) -> tuple[str, bytes, bytes]:
     if _u32(stsd, 4) != 1:
         raise NotPlain
-    entry = stsd[8 : 8 + _u32(stsd, 8)]
-    codec = CODECS[entry[4:8]]
+    entry = bytes(stsd[8 : 8 + _u32(stsd, 8)])
+    codec = CODECS[bytes(entry[4:8])]
     extradata, told = b"", entry[:VISUAL_ENTRY_BYTES]
     for kind, start, end in _boxes(entry, VISUAL_ENTRY_BYTES, len(entry)):
         if kind == CONFIGURATIONS[codec]:
@@ -166,7 +209,7 @@ def _description(stsd: bytes) -> tuple[str, bytes, bytes]:
     return codec, told, extradata
 
 
-def _sizes(stsz: bytes, file_bytes: int) -> NDArray[np.int64]:
+def _sizes(stsz: Bytes, file_bytes: int) -> NDArray[np.int64]:
     fixed, count = struct.unpack_from(">II", stsz, 4)
     if count > file_bytes:
         raise NotPlain
@@ -175,7 +218,7 @@ def _sizes(stsz: bytes, file_bytes: int) -> NDArray[np.int64]:
     return np.frombuffer(stsz, ">u4", count, 12).astype(np.int64)
 
 
-def _runs(box: bytes, count: int) -> NDArray[np.int64]:
+def _runs(box: Bytes, count: int) -> NDArray[np.int64]:
     """One value a sample from (how many, value) pairs; a negative value is not plain."""
     pairs = np.frombuffer(box, ">u4", 2 * _u32(box, 4), 8).reshape(-1, 2).astype(np.int64)
     if int(pairs[:, 0].sum()) != count or (pairs[:, 1] >= 1 << 31).any():
@@ -215,21 +258,21 @@ def _boxes(data: Bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
         at += length
 
 
-def _children(data: bytes) -> Children:
+def _children(data: Bytes) -> Children:
     found: Children = {}
     for kind, start, end in _boxes(data, 0, len(data)):
         found.setdefault(kind, []).append(data[start:end])
     return found
 
 
-def _at_most_one(boxes: Children, kind: bytes) -> bytes | None:
+def _at_most_one(boxes: Children, kind: bytes) -> Bytes | None:
     found = boxes.get(kind, [])
     if len(found) > 1:
         raise NotPlain
     return found[0] if found else None
 
 
-def _only(boxes: Children, kind: bytes) -> bytes:
+def _only(boxes: Children, kind: bytes) -> Bytes:
     found = _at_most_one(boxes, kind)
     if found is None:
         raise NotPlain

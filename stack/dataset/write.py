@@ -15,9 +15,11 @@ from stack.dataset.selection import Selection
 from stack.dataset.stats import Stats
 from stack.dataset.stats_pooled import pooled_features
 from stack.dataset.stats_stored import Evidence, pool_cameras
-from stack.dataset.write_check import begin_data_checks, check_written
+from stack.dataset.stats_table import StatsTable
+from stack.dataset.write_check import begin_data_checks, check_same, check_written, meant_dataset
 from stack.dataset.write_files import (
     INDEX_DTYPES,
+    VideoDone,
     WrittenFile,
 )
 from stack.dataset.write_meta import write_episodes, write_info, write_stats, write_tasks
@@ -42,7 +44,9 @@ class Written:
 
 
 Pooled: TypeAlias = Callable[[], dict[str, Stats]]
-Finish: TypeAlias = Callable[[Dataset, tuple[WrittenFile, ...], Mapping[ClipRef, str]], None]
+ClipDigests: TypeAlias = Mapping[ClipRef, str]
+Begin: TypeAlias = Callable[[Dataset, ClipDigests], None]
+Finish: TypeAlias = Callable[[Dataset, tuple[WrittenFile, ...], ClipDigests], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Version:
         replace: bool = False,
         sources: Snapshot | None = None,
         log: Log = lambda _: None,
+        begin: Begin | None = None,
         finish: Finish | None = None,
     ) -> Written:
         """Write a selection as a dataset by the contract that this version's readers rely on.
@@ -82,8 +87,10 @@ class Version:
             videos: `join` or `link`, which hard-links files that are whole.
             replace: swap a dataset that is at `out` for the new one, when that stands.
             sources: the source files as they were before the selection was made; taken here if not given.
-            finish: called before the rename with what was read back, its files, and `clip_digest` of each
-                clip as it was read back, to add files of its own.
+            begin: called when all rows and videos stand and the meta folder does not yet, with the dataset as
+                it will be read back and `clip_digest` of each clip as it was read back, to begin other work.
+            finish: called before the rename with what was read back, its files, and the same digests, to add
+                files of its own.
 
         Raises:
             BadRequest: `out` exists, or holds a source; nothing is selected; a source cannot be read.
@@ -99,7 +106,7 @@ class Version:
         works = plan_works(selection, plan, videos)
         try:
             with whole_folder(out, replace=replace, resume_key=_key(works)) as root, open_pool(jobs) as pool:
-                dataset, files, clips = _fill(root, selection, plan, works, self, pool, log)
+                dataset, files, clips = _fill(root, selection, plan, works, self, pool, log, begin)
                 if finish is not None:
                     finish(dataset, files, clips)
                 sources.check()
@@ -132,8 +139,15 @@ def _key(works: Works) -> str:
 
 
 def _fill(
-    root: Path, selection: Selection, plan: FilePlan, works: Works, version: Version, pool: Pool, log: Log
-) -> tuple[Dataset, tuple[WrittenFile, ...], dict[ClipRef, str]]:
+    root: Path,
+    selection: Selection,
+    plan: FilePlan,
+    works: Works,
+    version: Version,
+    pool: Pool,
+    log: Log,
+    begin: Begin | None,
+) -> tuple[Dataset, tuple[WrittenFile, ...], ClipDigests]:
     log(f"writing {len(works.data)} data files and {len(works.videos)} video files")
     shop = Workshop(root, pool, [*works.data, *works.videos, *works.samples], log)
     groups: dict[str, Sequence[Work[Any]]] = {
@@ -146,20 +160,33 @@ def _fill(
     checks = begin_data_checks(root, selection, plan, pool)
     pooled = _begin_pooled(root, selection, plan, pool) if version.is_pooled else dict
     movies, sampled = finished
+    clips = _clip_digests(root, movies)
+    meant = meant_dataset(root, selection, plan)
+    if begin is not None:
+        begin(meant, clips)
     samples: dict[tuple[str, int], Evidence] = dict(zip(works.sampled, sampled, strict=True))
     for selected in selection.episodes:
         samples.update({(camera, selected.episode.index): kept for camera, kept in selected.kept.items()})
-    version.write_meta(root, selection, plan, Made(data, movies, samples), pooled)
+
+    def rows_stats(number: int) -> StatsTable:
+        return shop.whole(works.data[number], data[number]).stats or {}
+
+    made = Made(data, movies, samples, rows_stats)
+    version.write_meta(root, selection, plan, made, pooled)
     log("checking what was written")
     for _ in checks:
         pass
     dataset = version.check(root, selection, plan)
-    clips = {
+    check_same(dataset, meant)
+    return dataset, _all_files(root, [d.file for d in data] + [m.file for m in movies]), clips
+
+
+def _clip_digests(root: Path, movies: Sequence[VideoDone]) -> dict[ClipRef, str]:
+    return {
         ClipRef(root / movie.file.path, first, frames): digest
         for movie in movies
         for first, frames, digest in movie.clips
     }
-    return dataset, _all_files(root, [d.file for d in data] + [m.file for m in movies]), clips
 
 
 def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:
@@ -174,7 +201,7 @@ def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) 
 def _write_meta(root: Path, selection: Selection, plan: FilePlan, made: Made, finish_pooled: Pooled) -> None:
     write_info(root, selection, plan, made.infos(plan))
     write_tasks(root, selection.tasks)
-    write_episodes(root, selection, plan, made.stats())
+    write_episodes(root, selection, plan, made.stats(selection, plan))
     pooled = finish_pooled()
     for name, feature in selection.vectors.items():
         if len(feature.shape) > 1:

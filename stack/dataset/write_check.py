@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
-from stack.dataset.model import Dataset
+from stack.dataset.model import ClipRef, Dataset, Episode, Feature, Origin, RowsRef
 from stack.dataset.pool import Pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
 from stack.dataset.write_files import INDEX_DTYPES, timestamps
-from stack.dataset.write_meta import first_indices
+from stack.dataset.write_meta import clip_places, first_indices
 from stack.dataset.write_plan import DataFile, FilePlan
 from stack.errors import WorkFailed
 
@@ -76,6 +76,58 @@ def check_data_file(check: DataCheck) -> None:
             inside = (got["task_index"] >= 0) & (got["task_index"] < check.tasks)
             _same(where, "rows with a task of the table", int(inside.sum()), length)
             first += length
+
+
+def meant_dataset(root: Path, selection: Selection, plan: FilePlan) -> Dataset:
+    """What reading the finished dataset must give, but for what info.json says beside it."""
+    features = dict(selection.features)
+    features |= {name: Feature(name, dtype, (1,)) for name, dtype in INDEX_DTYPES.items()}
+    places = clip_places(plan)
+    files = {(entry.camera, entry.chunk, entry.file): root / entry.path for entry in plan.videos}
+    episodes = []
+    for entry in plan.data:
+        start = 0
+        for selected in entry.episodes:
+            episode, clips = selected.episode, {}
+            for camera in selection.cameras:
+                place = places[camera, episode.index]
+                file = files[camera, place.chunk, place.file]
+                clips[camera] = ClipRef(file, place.start, episode.length)
+            rows = RowsRef(root / entry.path, start, episode.length)
+            origin = Origin(root.name, episode.index)
+            episodes.append(Episode(episode.index, episode.length, episode.tasks, rows, clips, origin))
+            start += episode.length
+    return Dataset(
+        root.name,
+        root,
+        "",
+        selection.fps,
+        selection.robot_type,
+        features,
+        tuple(episodes),
+        dict(enumerate(selection.tasks)),
+    )
+
+
+def check_same(got: Dataset, meant: Dataset) -> None:
+    """Refuse a dataset that was read back and is not what its files were planned to hold.
+
+    Raises:
+        WorkFailed: naming the first place that differs.
+    """
+    where = "meta/info.json"
+    _same(where, "fps", got.fps, meant.fps)
+    _same(where, "robot_type", got.robot_type, meant.robot_type)
+    for name in got.features.keys() | meant.features.keys():
+        pair = [owner.features.get(name) for owner in (got, meant)]
+        a, b = ((f.dtype, f.shape if f.dtype != "video" else ()) if f else None for f in pair)
+        _same(where, f"features.{name}", a, b)
+    _same("meta/tasks", "tasks", dict(got.tasks), dict(meant.tasks))
+    _same("meta/episodes", "episodes", len(got.episodes), len(meant.episodes))
+    for own, other in zip(got.episodes, meant.episodes, strict=True):
+        where = f"meta/episodes, episode {other.index}"
+        for what in ("index", "tasks", "rows", "clips"):
+            _same(where, what, getattr(own, what), getattr(other, what))
 
 
 def _check_numbering(root: Path, plan: FilePlan) -> None:

@@ -60,7 +60,7 @@ def check_video_file(check: VideoCheck) -> None:
     meant = sum(clip.count for clip in entry.clips)
     if written.info.frames != meant:
         raise _wrong(entry.path, f"frames: {meant} was meant, {written.info.frames} is there")
-    times = np.array(written.info.pts, dtype=np.float64) * float(written.info.time_base)
+    times = written.info.times_s()
     worst = float(np.abs(times - np.arange(meant) / check.fps).max())
     if worst >= PTS_TOLERANCE_S:
         raise _wrong(
@@ -87,16 +87,16 @@ def _check_shown(entry: VideoFile, written: VideoIndex) -> None:
     Pictures that were encoded anew are compared elsewhere, with their tolerance.
     """
     last = written.info.frames - 1
-    for number, clip, frame in (
-        (0, entry.clips[0], entry.clips[0].start),
-        (last, entry.clips[-1], entry.clips[-1].start + entry.clips[-1].count - 1),
-    ):
-        at_end = -1 if number else 0
-        if split(clip)[at_end].encode is not None:
-            continue
-        (meant,), (got,) = decode(clip.file, [frame]), decode(written.info.file, [number])
+    shown = [
+        (number, at, clip.file, clip.start if at == 0 else clip.start + clip.count - 1)
+        for number, at, clip in ((0, 0, entry.clips[0]), (last, -1, entry.clips[-1]))
+        if split(clip)[at].encode is None
+    ]
+    pictures = decode(written.info.file, [number for number, *_ in shown])
+    for (number, at, file, frame), got in zip(shown, pictures, strict=True):
+        (meant,) = decode(file, [frame])
         if not np.array_equal(meant, got):
-            where = f"{entry.path}, frame {number}, episode {entry.episodes[at_end]}, from {clip.file}"
+            where = f"{entry.path}, frame {number}, episode {entry.episodes[at]}, from {file}"
             raise _wrong(where, "a decoder shows another picture than of the source")
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.rows import hold_rows
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks, needed_columns
-from stack.dataset.stats import Stats, vector_stats
+from stack.dataset.stats import vector_stats
+from stack.dataset.stats_table import StatsTable, put
 from stack.dataset.video import VideoInfo, clip_digest, join, probe
 from stack.dataset.write_check_video import VideoCheck, check_video_file
 from stack.dataset.write_plan import PTS_TOLERANCE_S, DataFile, VideoFile, Videos
@@ -58,10 +59,14 @@ class DataJob:
 
 @dataclass(frozen=True)
 class DataDone:
-    """`stats`: episode index -> feature -> statistics over that episode's rows."""
+    """`stats`: of each episode's rows, in their order; None where its record is to be asked for them."""
 
     file: WrittenFile
-    stats: Mapping[int, Mapping[str, Stats]]
+    stats: StatsTable | None
+
+    def light(self) -> DataDone:
+        """Without the statistics, which all together would take memory for each episode."""
+        return replace(self, stats=None)
 
 
 @dataclass(frozen=True)
@@ -96,20 +101,21 @@ def write_data_file(job: DataJob) -> DataDone:
     """
     target = job.root / job.entry.path
     schema = data_schema(job.features)
-    stats: dict[int, dict[str, Stats]] = {}
+    stats: StatsTable = {}
     first = job.entry.first_index
     try:
         with pq.ParquetWriter(
             target, schema, compression="snappy", use_dictionary=_repeating(schema)
         ) as writer:
-            for selected in job.entry.episodes:
+            for place, selected in enumerate(job.entry.episodes):
                 columns = _episode_columns(selected, job, first)
                 first += selected.episode.length
-                stats[selected.episode.index] = {
+                own = {
                     name: vector_stats(values, where=f"episode {selected.episode.index}, {name}")
                     for name, values in columns.items()
                     if isinstance(values, np.ndarray)
                 }
+                put(stats, place, len(job.entry.episodes), own)
                 arrays = [_to_arrow(columns[field.name], field.type) for field in schema]
                 table = pa.Table.from_arrays(arrays, schema=schema)
                 writer.write_table(table, row_group_size=max(1, len(table)))
@@ -225,8 +231,9 @@ def write_video_file(job: VideoJob) -> VideoDone:
     """
     target = job.root / job.entry.path
     clips = job.entry.clips
+    is_linked = False
     if job.videos == "link" and len(clips) == 1 and _is_whole(clips[0], job.fps):
-        _link(clips[0].file, target)
+        is_linked = _link(clips[0].file, target)
         info = probe(target)
     else:
         info = join(clips, target, job.fps)
@@ -235,7 +242,8 @@ def write_video_file(job: VideoJob) -> VideoDone:
         raise WorkFailed(
             "write-video-frames", f"{meant} frames were meant, {info.frames} are there", where=str(target)
         )
-    sealed = _seal(job.root, job.entry.path)
+    # The bytes of a link are the source's; its name comes to the disk with the folder.
+    sealed = _seal(job.root, job.entry.path, sync=not is_linked)
     check_video_file(VideoCheck(job.root, job.entry, job.fps))
     return VideoDone(sealed, info, tuple(_digests(target, clips)))
 
@@ -248,28 +256,34 @@ def _digests(file: Path, clips: tuple[ClipRef, ...]) -> Iterator[tuple[int, int,
 
 
 def _is_whole(clip: ClipRef, fps: float) -> bool:
-    """Whether the clip is its whole file and frame n of it is shown at n / fps."""
+    """Whether the clip is its whole file, which holds nothing else, and frame n of it is shown at n / fps."""
     info = probe(clip.file)
-    if clip.start != 0 or clip.count != info.frames or info.has_audio:
+    if clip.start != 0 or clip.count != info.frames:
         return False
-    times = np.array(info.pts, dtype=np.float64) * float(info.time_base)
+    if info.has_audio or info.tracks > 1 or info.is_turned:  # what no written file has
+        return False
+    times = info.times_s()
     return bool(np.abs(times - np.arange(len(times)) / fps).max() < PTS_TOLERANCE_S / 2)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link(source: Path, target: Path) -> bool:
+    """Says whether it is a hard link; it is a copy where there can be none."""
     try:
         os.link(source.resolve(), target)
+        return True
     except OSError:
         # Another file system, or one without hard links.
         try:
             shutil.copyfile(source, target)
         except OSError as error:
             raise WorkFailed("write-failed", f"copying failed: {error}", where=str(target)) from error
+        return False
 
 
-def _seal(root: Path, path: str) -> WrittenFile:
+def _seal(root: Path, path: str, *, sync: bool = True) -> WrittenFile:
     """Bring a finished file to the disk and hash it."""
     file = root / path
-    with file.open("rb") as handle:
-        os.fsync(handle.fileno())
+    if sync:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
     return WrittenFile(path, sha256_file(file), file.stat().st_size)

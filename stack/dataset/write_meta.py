@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def write_episodes(
     root: Path,
     selection: Selection,
     plan: FilePlan,
-    stats: Mapping[int, Mapping[str, Stats]],
+    stats: Iterator[Mapping[str, Stats]],
 ) -> None:
     """meta/episodes: one row an episode in the converter's column order.
 
@@ -156,7 +157,7 @@ def write_episodes(
     their number. lerobot's recorder writes groups of ten.
 
     Args:
-        stats: episode index -> feature -> statistics.
+        stats: feature -> statistics, of each episode in order; taken as they are needed.
     """
     by_index = {selected.episode.index: selected for selected in selection.episodes}
     data_place = {
@@ -178,7 +179,7 @@ def write_episodes(
                     _place_columns(by_index[index], first[index], data_place[index], selection, clip_place)
                     for index in part
                 ]
-                table = _episode_table(rows, [stats[index] for index in part], chunk, file)
+                table = _episode_table(rows, list(islice(stats, len(part))), chunk, file)
                 writer = writer or stack.enter_context(pq.ParquetWriter(target, table.schema))
                 writer.write_table(table)
 

@@ -13,9 +13,11 @@ import os
 import pickle
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
 
@@ -57,8 +59,11 @@ class Work(Generic[Result]):
 
 @dataclass(frozen=True)
 class _Step:
+    """`is_light`: what the result can do without comes back only on request, from its record."""
+
     work: Work[Any]
     root: Path
+    is_light: bool
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,9 @@ class Workshop:
         Raises:
             StackError: of the first piece that fails; `NotAble` where a full or read-only disk is the reason.
         """
-        steps = [_Step(work, self._root) for works in groups.values() for work in works]
+        # Another machine's record may take its time to be seen here.
+        light = self._pool.is_local
+        steps = [_Step(work, self._root, light) for works in groups.values() for work in works]
         finished = self._pool.map(_run_step, steps)
         for what, works in groups.items():
             total = sum(work.amount for work in works)
@@ -121,6 +128,21 @@ class Workshop:
             progress.end()
             yield results
 
+    def whole(self, work: Work[Result], result: Result) -> Result:
+        """A result of `run` with all that belongs to it.
+
+        Raises:
+            WorkFailed: its record has gone meanwhile.
+        """
+        if not (self._pool.is_local and _is_heavy(result)):
+            return result
+        record = self._root / RECORDS / work.key
+        known = _load(record)
+        if known is None:
+            raise WorkFailed("write-record-gone", "the record of a finished file is gone", where=str(record))
+        found: Result = known.result
+        return found
+
 
 def clear_records(root: Path) -> None:
     """The folder is complete: nothing is to be resumed."""
@@ -131,13 +153,16 @@ def _run_step(step: _Step) -> _Done:
     record = step.root / RECORDS / step.work.key
     known = _load(record)
     if known is not None and _is_there(step, known.result):
-        return known
-    attempt = step.root / RECORDS / f"{ATTEMPT}{uuid.uuid4().hex}"
+        return _returned(step, known)
+    attempt = step.root / RECORDS / _own_attempt(os.getpid(), threading.get_ident())
     try:
-        attempt.mkdir()
+        attempt.mkdir(exist_ok=True)
         result = _attempt(step, attempt)
         _store(record, result)
-    except (StackError, OSError) as error:
+    except BaseException as error:
+        shutil.rmtree(attempt, ignore_errors=True)
+        if not isinstance(error, StackError | OSError):
+            raise
         where = step.root / (step.work.path or "")
         if told := disk_error(error, where):
             raise told from error
@@ -147,9 +172,21 @@ def _run_step(step: _Step) -> _Done:
             named = (label for file, label in step.work.labels.items() if file in error.where)
             error.where = ", ".join(filter(None, (error.where, next(named, step.work.label))))
         raise
-    finally:
-        shutil.rmtree(attempt, ignore_errors=True)
-    return _Done(result, is_reused=False)
+    return _returned(step, _Done(result, is_reused=False))
+
+
+@lru_cache(maxsize=64)
+def _own_attempt(process: int, thread: int) -> str:
+    """The folder that a thread of a process works in, on whatever machine it is; empty between two works."""
+    return f"{ATTEMPT}{process}-{thread}-{uuid.uuid4().hex}"
+
+
+def _returned(step: _Step, done: _Done) -> _Done:
+    return replace(done, result=done.result.light()) if step.is_light and _is_heavy(done.result) else done
+
+
+def _is_heavy(result: Any) -> bool:
+    return hasattr(result, "light")
 
 
 def _attempt(step: _Step, attempt: Path) -> Any:

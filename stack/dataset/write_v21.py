@@ -91,10 +91,10 @@ def _write_meta(root: Path, selection: Selection, plan: FilePlan, made: Made, _:
         meta / "episodes.jsonl",
         ({"episode_index": e.index, "tasks": list(e.tasks), "length": e.length} for e in episodes),
     )
-    stats = made.stats()
+    stats = made.stats(selection, plan)
     _write_lines(
         meta / "episodes_stats.jsonl",
-        ({"episode_index": e.index, "stats": stats_entries(stats[e.index])} for e in episodes),
+        ({"episode_index": e.index, "stats": stats_entries(next(stats))} for e in episodes),
     )
 
 

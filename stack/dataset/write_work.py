@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -12,6 +12,7 @@ from stack.dataset.pictures import PictureJob, sample_pictures
 from stack.dataset.selection import Recipe, Selected, Selection
 from stack.dataset.stats import CameraSample, Stats, sample_camera
 from stack.dataset.stats_stored import Evidence
+from stack.dataset.stats_table import StatsTable, take
 from stack.dataset.video import VideoInfo
 from stack.dataset.write_files import (
     DataDone,
@@ -40,11 +41,15 @@ class Works:
 
 @dataclass(frozen=True)
 class Made:
-    """What the works gave: files in the plan's order; samples by camera and episode index."""
+    """What the works gave: files in the plan's order; samples by camera and episode index.
+
+    `rows_stats` gives the statistics of the episodes of a data file, by its number in the plan.
+    """
 
     data: list[DataDone]
     videos: list[VideoDone]
     samples: Samples
+    rows_stats: Callable[[int], StatsTable]
 
     def infos(self, plan: FilePlan) -> dict[str, VideoInfo]:
         """Camera -> what its first file is."""
@@ -53,12 +58,15 @@ class Made:
             infos.setdefault(entry.camera, movie.info)
         return infos
 
-    def stats(self) -> dict[int, dict[str, Stats]]:
-        """Episode index -> feature -> statistics of that episode."""
-        episodes = {index: dict(stats) for done in self.data for index, stats in done.stats.items()}
-        for (camera, index), sample in self.samples.items():
-            episodes[index][camera] = sample.stats()
-        return episodes
+    def stats(self, selection: Selection, plan: FilePlan) -> Iterator[dict[str, Stats]]:
+        """Feature -> statistics, of each episode in the plan's order; those of one data file are held."""
+        cameras = (*selection.cameras, *selection.pictures)
+        for number, entry in enumerate(plan.data):
+            table = self.rows_stats(number)
+            for place, selected in enumerate(entry.episodes):
+                index = selected.episode.index
+                own = {camera: self.samples[camera, index].stats() for camera in cameras}
+                yield {**take(table, place), **own}
 
 
 def plan_works(selection: Selection, plan: FilePlan, videos: Videos) -> Works:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from stack.dataset.model import Dataset, Episode
 from stack.dataset.selection import Recipe, frame_tasks
 from stack.errors import BadRequest
 from stack.manifests.dataset import Source
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Contains the episodes, by number, that the manifest leaves out of a source."""
+
+    source: Source
+
+    def __contains__(self, number: object) -> bool:
+        kept = self.source.keep_episodes
+        return number in self.source.exclude_episodes or (kept is not None and number not in kept)
 
 
 def choose_episodes(dataset: Dataset, source: Source, where: str) -> tuple[Episode, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stack.dataset.selection import Selected
 from stack.dataset.stats_stored import NotKept
+from stack.dataset.video import VideoInfo
 from stack.prepare.blueprint import SourcePlan
 from stack.prepare.episodes import ranges
 from stack.prepare.scan import Scan
@@ -61,14 +62,46 @@ def _cut_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]
     ]
 
 
-def sound_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
-    """Cameras whose files hold sound, which no policy reads and no written file has."""
-    heard: dict[tuple[str, str], list[int]] = {}
+LEFT_OUT: tuple[tuple[Callable[[VideoInfo], bool], str, str], ...] = (
+    (lambda info: info.has_audio, "has sound", "it is left out"),
+    (
+        lambda info: info.tracks > 1,
+        "has more than one video track",
+        "the first one is taken, as lerobot does with PyAV, the others are left out",
+    ),
+    (
+        lambda info: info.is_turned,
+        "asks to be shown turned, mirrored or stretched",
+        "pictures are written as they are stored, without the mark, which decoders follow or not",
+    ),
+)
+
+
+def left_out_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
+    """What files of cameras hold beside their pictures, and no written file has."""
+    notes = []
+    for is_there, what, done in LEFT_OUT:
+        found: dict[tuple[str, str], list[int]] = {}
+        for item, scan in zip(selected, scans, strict=True):
+            for camera, info in scan.videos.items():
+                if is_there(info):
+                    found.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
+        notes += [
+            f"{name}: {camera} {what} in episodes {ranges(episodes)}; {done}"
+            for (name, camera), episodes in found.items()
+        ]
+    return notes + _time_notes(selected, scans)
+
+
+def _time_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
+    """Cameras whose files show frames at other times than their numbers over fps: numbers are what counts."""
+    off: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for item, scan in zip(selected, scans, strict=True):
-        for camera, info in scan.videos.items():
-            if info.has_audio:
-                heard.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
+        for camera, worst_s in scan.off_s.items():
+            off.setdefault((item.recipe, camera), []).append((item.episode.origin.episode, worst_s))
     return [
-        f"{name}: {camera} has sound in episodes {ranges(episodes)}; it is left out"
-        for (name, camera), episodes in heard.items()
+        f"{name}: {camera} shows frames at other times than frame number / fps in episodes "
+        f"{ranges(episode for episode, _ in found)}, up to {max(off_s for _, off_s in found):.3f} s away; "
+        "there is one frame a row, and frame n is written at n / fps"
+        for (name, camera), found in off.items()
     ]

@@ -19,18 +19,20 @@ from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Source
 from stack.prepare.blueprint import Plan, SourcePlan
 from stack.prepare.camera_plan import camera_feature, fill_cameras
+from stack.prepare.episodes import LeftOut
 from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
-from stack.prepare.notes import plan_notes, sound_notes
+from stack.prepare.notes import left_out_notes, plan_notes
 from stack.prepare.problems import Problems, Settles
 from stack.prepare.reconcile import (
     common_features,
     common_fps,
     common_robot_type,
 )
-from stack.prepare.scan import Scan, ScanJob, scan_episode
+from stack.prepare.scan import Scan, ScanJob, Shared, scan_episode
 from stack.prepare.source_plan import choose, recipe_of, task_maps
 
 Log = Callable[[str], None]
+SCANS_TOGETHER = 8
 
 
 def plan(
@@ -69,12 +71,20 @@ def plan(
     selected = _select(sources, manifest)
     log(f"checking the rows and videos of {len(selected)} episodes")
     stored = _stored(sources, manifest, mode)
+    is_stored = stored is not None
     work = [
         ScanJob(item, recipes[item.recipe], features, fps, None if stored is None else stored[n])
         for n, item in enumerate(selected)
     ]
     with open_pool(jobs) as pool:
-        scans = list(pool.map(scan_episode, work))
+        shared = Shared()
+        scans = [
+            shared.scan(scan, item)
+            for scan, item in zip(
+                pool.map(scan_episode, work, together=SCANS_TOGETHER), selected, strict=True
+            )
+        ]
+    del work, stored
     sources = _judge(sources, manifest, selected, scans, where, problems)
     for camera in _cameras(sources):
         feature = camera_feature(
@@ -90,7 +100,7 @@ def plan(
     infos |= {entry.info.file: entry.info for entry in filled}
     selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
     # File names that are not UTF-8 can be told, and printed, only as escapes.
-    told = (*plan_notes(sources, selected, scans), *sound_notes(selected, scans))
+    told = (*plan_notes(sources, selected, scans), *left_out_notes(selected, scans))
     notes = tuple(text.encode(errors="backslashreplace").decode() for text in told)
     made = Plan(
         manifest.name,
@@ -104,7 +114,7 @@ def plan(
         manifest.version,
         filled,
         manifest.cast,
-        "sampled" if stored is None else "stored",
+        "stored" if is_stored else "sampled",
     )
     _check_expected(made, manifest, where)
     return made
@@ -124,7 +134,7 @@ def _read_sources(loaded: Loaded[DatasetManifest], log: Log) -> list[Dataset]:
         root = loaded.path(source.path)
         try:
             name = source.name or Path(source.path).name
-            dataset = read_dataset(root, name=name, leave_out=source.exclude_episodes)
+            dataset = read_dataset(root, name=name, leave_out=LeftOut(source))
         except StackError as error:
             problems.add(error)
             continue

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from stack import __version__
+from stack.dataset.pool import Pool
 from stack.dataset.write_files import WrittenFile
 from stack.files import sha256_file, sha256_text, tree_files, write_json
 from stack.prepare.ancestry import PATH, Steps, ancestors, ancestry
@@ -15,7 +16,19 @@ from stack.prepare.blueprint import Plan, SourcePlan
 SCHEMA = "stack/provenance/1"
 
 
-def write_provenance(root: Path, made: Plan, files: Sequence[WrittenFile], content_digest: str) -> None:
+def begin_source_digests(made: Plan, pool: Pool) -> Callable[[], list[str]]:
+    """Begin `source_digest` of each source; returns a function that waits for them."""
+    begun = pool.begin(source_digest, [source.dataset.root for source in made.sources])
+    return lambda: list(begun)
+
+
+def write_provenance(
+    root: Path,
+    made: Plan,
+    files: Sequence[WrittenFile],
+    content_digest: str,
+    source_digests: Sequence[str],
+) -> None:
     """Write it into a dataset that is complete otherwise; `files` are all its other files."""
     earlier = {source.dataset.name: ancestry(source.dataset.root) for source in made.sources}
     write_json(
@@ -25,7 +38,7 @@ def write_provenance(root: Path, made: Plan, files: Sequence[WrittenFile], conte
             "tool": {"name": "stack", "version": __version__},
             "name": made.name,
             "content_digest": content_digest,
-            "sources": [_source(source) for source in made.sources],
+            "sources": [_source(*pair) for pair in zip(made.sources, source_digests, strict=True)],
             "episodes": [
                 {
                     "episode": s.episode.index,
@@ -64,13 +77,13 @@ def _before(steps: Steps | None) -> dict[str, Steps]:
     return {"before": steps} if steps else {}
 
 
-def _source(source: SourcePlan) -> dict[str, Any]:
+def _source(source: SourcePlan, rows_digest: str) -> dict[str, Any]:
     earlier = ancestors(source.dataset.root)
     return {
         "name": source.dataset.name,
         "path": source.given,
         "version": source.dataset.version,
-        "rows_digest": source_digest(source.dataset.root),
+        "rows_digest": rows_digest,
         "episodes": len(source.dataset.episodes),
         "frames": source.dataset.frames,
         **({"sources": earlier} if earlier else {}),

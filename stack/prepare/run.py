@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stack.dataset.digest import content_digest
+from stack.dataset.digest import begin_content_digest
 from stack.dataset.model import ClipRef, Dataset
 from stack.dataset.pool import Pool, open_pool
 from stack.dataset.read_files import files_below
@@ -35,7 +35,7 @@ from stack.prepare.blueprint import Plan
 from stack.prepare.episodes import ranges
 from stack.prepare.parts import finished_part, parts_key, remove_strays
 from stack.prepare.planning import plan
-from stack.prepare.provenance import write_provenance
+from stack.prepare.provenance import begin_source_digests, write_provenance
 from stack.prepare.split import split_plan
 from stack.prepare.transcoding import transcoded
 
@@ -148,11 +148,17 @@ def _write(made: Plan, out: Path, writing: _Writing) -> Prepared:
     size = output_size(made.selection, files, videos=mode, infos=made.infos)
     writing.log(size.text())
     refuse_small_disk(size, out)
+    # What takes time and needs no other result goes beside the rest.
+    source_digests = begin_source_digests(made, writing.pool)
+    begun: list[Callable[[], str]] = []
     digests: list[str] = []
 
-    def finish(dataset: Dataset, written: tuple[WrittenFile, ...], clips: Mapping[ClipRef, str]) -> None:
-        digests.append(content_digest(dataset, jobs=writing.pool, clips=clips))
-        write_provenance(dataset.root, made, written, digests[0])
+    def begin(meant: Dataset, clips: Mapping[ClipRef, str]) -> None:
+        begun.append(begin_content_digest(meant, writing.pool, clips))
+
+    def finish(dataset: Dataset, written: tuple[WrittenFile, ...], _: Mapping[ClipRef, str]) -> None:
+        digests.append(begun[0]())
+        write_provenance(dataset.root, made, written, digests[0], source_digests())
 
     write = write_v21 if made.version == "v2.1" else write_v30
     write(
@@ -164,6 +170,7 @@ def _write(made: Plan, out: Path, writing: _Writing) -> Prepared:
         replace=writing.replace,
         sources=writing.sources,
         log=writing.log,
+        begin=begin,
         finish=finish,
     )
     selection = made.selection

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +21,10 @@ TIMESTAMP_TOLERANCE_S = 1e-4
 TIMESTAMP = Feature("timestamp", "float64", (1,))
 FRAME_INDEX = Feature("frame_index", "int64", (1,))
 EPISODE_INDEX = Feature("episode_index", "int64", (1,))
+SHARED = ("codec", "pix_fmt", "key_frames", "pts", "extradata", "fps", "time_base")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ScanJob:
     """`features`: output features without cameras; `stored`: output camera -> the source's statistics of this
     episode, None where all clips are to be sampled.
@@ -47,7 +50,7 @@ class Clock:
         return abs(self.got_s - self.meant_s)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Scan:
     """What one episode shows.
 
@@ -58,6 +61,8 @@ class Scan:
         videos: output camera -> its file.
         problems: why this episode cannot be taken.
         statistics: output camera -> what became of its stored statistics, where they are asked for.
+        off_s: output camera -> how far from its number over fps its file shows a frame, where that is farther
+            than ticks explain.
     """
 
     tasks: tuple[str, ...]
@@ -66,6 +71,27 @@ class Scan:
     videos: Mapping[str, VideoInfo]
     problems: tuple[StackError, ...]
     statistics: Mapping[str, KeptCamera | NotKept] = field(default_factory=dict)
+    off_s: Mapping[str, float] = field(default_factory=dict)
+
+
+class Shared:
+    """Makes equal parts of scans one: what comes from workers is told anew for each of thousands of files."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def scan(self, scan: Scan, selected: Selected) -> Scan:
+        """The same scan of an episode, in less memory."""
+        clips = selected.episode.clips
+        videos = {camera: self._info(info, clips[camera].file) for camera, info in scan.videos.items()}
+        return replace(scan, tasks=self._one(scan.tasks), videos=videos)
+
+    def _info(self, info: VideoInfo, file: Path) -> VideoInfo:
+        own = {name: self._one(getattr(info, name)) for name in SHARED}
+        return replace(info, file=file, **own)
+
+    def _one(self, value: Any) -> Any:
+        return self._known.setdefault((type(value), value), value)
 
 
 def scan_episode(job: ScanJob) -> Scan:
@@ -107,7 +133,21 @@ def scan_episode(job: ScanJob) -> Scan:
                 do=f"exclude_episodes: [{origin.episode}], or fetch the file again",
             )
         )
-    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), _statistics(job, videos))
+    statistics = _statistics(job, videos)
+    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), statistics, _off_s(job, videos))
+
+
+def _off_s(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, float]:
+    found = {}
+    for camera, info in videos.items():
+        clip = job.selected.episode.clips[camera]
+        start = max(0, clip.start)
+        times_s = info.times_s(start, max(start, clip.start + clip.count))
+        meant_s = np.arange(start, start + len(times_s)) / job.fps
+        worst_s = float(np.abs(times_s - meant_s).max(initial=0.0))
+        if worst_s > max(TIMESTAMP_TOLERANCE_S, float(info.time_base)):
+            found[camera] = worst_s
+    return found
 
 
 def _statistics(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, KeptCamera | NotKept]:

@@ -193,6 +193,14 @@ def test_no_rows_at_all_is_refused(copy: Path) -> None:
     assert caught.value.id == "dataset-no-rows"
 
 
+def test_nesting_without_end_is_refused_not_a_crash(copy: Path) -> None:
+    for name, code in (("episodes.jsonl", "dataset-meta-not-json"), ("info.json", "dataset-info-not-json")):
+        (copy / "meta" / name).write_text("[" * 100_000)
+        with pytest.raises(StackError) as caught:
+            read_dataset(copy)
+        assert caught.value.id == code
+
+
 def test_a_broken_line_is_named(copy: Path) -> None:
     with (copy / "meta/tasks.jsonl").open("a") as file:
         file.write("{broken\n")

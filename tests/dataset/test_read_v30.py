@@ -149,6 +149,28 @@ def test_rows_of_one_episode_in_two_places_are_refused(copy: Path) -> None:
     assert caught.value.id == "dataset-rows-scattered"
 
 
+def test_an_episode_in_two_places_that_nobody_wants_is_left_out(v30: Path, copy: Path) -> None:
+    """Its rows may not even be together: all others stay as they were, and their clips where they were."""
+    whole = read_dataset(v30)
+    (file,) = {e.rows.file.name for e in whole.episodes if e.index == 1}
+    table = pq.read_table(copy / "data/chunk-000" / file)
+    (copy / "data/chunk-001").mkdir(exist_ok=True)
+    at = [n for n, e in enumerate(table.column("episode_index").to_pylist()) if e == 1]
+    pq.write_table(table.slice(at[-1], 1), copy / "data/chunk-001/file-999.parquet")
+    rest = pa.concat_tables([table.slice(0, at[-1]), table.slice(at[-1] + 1)])
+    pq.write_table(rest, copy / "data/chunk-000" / file)
+    with pytest.raises(StackError) as caught:
+        read_dataset(copy)
+    assert caught.value.id == "dataset-rows-scattered" and "exclude_episodes" in caught.value.do
+    got = read_dataset(copy, leave_out=[1])
+    assert "episode-left-out" in {code for code, _ in got.notes}
+    assert [e.length for e in got.episodes] == [e.length for e in whole.episodes]
+    for own, other in zip(got.episodes, whole.episodes, strict=True):
+        assert [(c.start, c.count) for c in own.clips.values()] == [
+            (c.start, c.count) for c in other.clips.values()
+        ]
+
+
 def test_rows_without_an_episode_column_are_found_by_position(copy: Path, deliveries) -> None:
     for file in (copy / "data").glob("*/*.parquet"):
         pq.write_table(pq.read_table(file).drop_columns(["episode_index"]), file)

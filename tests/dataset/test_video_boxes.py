@@ -92,14 +92,18 @@ def test_files_larger_than_four_gigabytes(tmp_path, monkeypatch):
     assert told(tmp_path / "wide.mp4") == told(tmp_path / "narrow.mp4")
 
 
-def test_turned_pictures_are_left_to_ffmpeg(tmp_path):
-    """A matrix that is not upright is none of ours to drop."""
-    file = make(tmp_path / "v.mp4", "h264", 0, 8)
+@pytest.mark.parametrize("kind", ["h264", "b-frames"])
+def test_turned_pictures_are_told_and_written_upright(tmp_path, kind):
+    """A joined file has one matrix for all of its clips, and not all decoders follow it."""
+    file = make(tmp_path / "v.mp4", kind, 0, 8)
+    upright = told(file)
     data = bytearray(file.read_bytes())
     at = data.index(b"tkhd") + 4 + 40
     data[at : at + 8] = (0).to_bytes(4, "big") + (1 << 16).to_bytes(4, "big")
     file.write_bytes(data)
     index = _index_from_tables(file)
-    assert index is not None
-    assert index.size is None
-    assert not video._is_plain(index)
+    assert index is not None and index.info.is_turned and index_by_demuxing(file).info.is_turned
+    written = video.join([ClipRef(file, 0, 8)], tmp_path / "out.mp4", 30)
+    assert not written.is_turned and not index_by_demuxing(tmp_path / "out.mp4").info.is_turned
+    for what in ("packets", "pictures"):
+        assert [one[-1] for one in told(tmp_path / "out.mp4")[what]] == [one[-1] for one in upright[what]]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ import pytest
 from stack.dataset.digest import content_digest
 from stack.dataset.read import read_dataset
 from stack.errors import StackError
-from stack.prepare import Prepared
+from stack.prepare import Prepared, prepare
 from stack.prepare.direct import request, run
 
 HEAD = "observation.images.head"
@@ -209,6 +210,37 @@ def test_a_rate_that_is_no_whole_number(make, tmp_path: Path, deliveries: Any) -
     np.testing.assert_array_equal(rows(out).column("timestamp").to_numpy(), meant)
     episodes = pq.read_table(out / "meta/episodes/chunk-000/file-000.parquet")
     assert episodes.column(f"videos/{HEAD}/from_timestamp").to_pylist() == [0.0, 60 / 29.97]
+
+
+@pytest.mark.parametrize("choice", ["exclude_episodes: [1]", "keep_episodes: [0]"])
+@pytest.mark.parametrize("fault", ["two places", "two files", "cut off"])
+def test_what_is_wrong_with_an_episode_that_is_left_out_hinders_nothing(
+    make, load, tmp_path: Path, deliveries: Any, choice: str, fault: str
+) -> None:
+    source = make("a")
+    if fault == "two places":
+        join([source], tmp_path / "sources/v30")
+        source = tmp_path / "sources/v30"
+        file = source / "data/chunk-000/file-000.parquet"
+        pq.write_table(pq.read_table(file).slice(4), file.with_name("file-001.parquet"))
+        pq.write_table(pq.read_table(file).slice(0, 4), file)
+    elif fault == "two files":
+        file = source / "data/chunk-000/episode_000001.parquet"
+        (source / "data/other").mkdir()
+        shutil.copy(file, source / "data/other")
+        file.rename(source / "data/episode_000001.parquet")
+    else:
+        file = source / "data/chunk-000/episode_000001.parquet"
+        file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(StackError):
+        prepare(load(f"sources: [{{path: {source}}}]"), out=tmp_path / "whole", jobs=1)
+    out = tmp_path / "out"
+    prepare(load(f"sources: [{{path: {source}, {choice}}}]"), out=out, jobs=1)
+    (episode,) = read_dataset(out).episodes
+    assert episode.length == 3
+    with av.open(str(episode.clips[HEAD].file)) as container:
+        said = [deliveries.read_identity(p.to_ndarray(format="rgb24")) for p in container.decode(video=0)]
+    assert said == [deliveries.identity(0, 0, 0, frame) for frame in range(3)]
 
 
 # Values

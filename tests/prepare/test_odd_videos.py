@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,95 @@ def test_sound_is_left_out_with_a_note(make, tmp_path: Path, deliveries: Any, vi
     assert json.loads((out / "meta/info.json").read_text())["features"][HEAD]["info"]["has_audio"] is False
     assert identities(out, deliveries) == meant(deliveries, 0, 1)
     assert not [text for text in join([a], tmp_path / "a-out").notes if "sound" in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "times_ms", "worst"),
+    [("uneven", (0, 40, 300, 350, 450), "0.100"), ("late", (2000, 2100, 2200, 2300, 2400), "2.000")],
+)
+def test_frame_times_that_are_replaced_are_told(
+    make, tmp_path: Path, deliveries: Any, name: str, times_ms: tuple[int, ...], worst: str
+) -> None:
+    """One frame a row: the number counts, as lerobot's seconds would lead to other pictures."""
+    source, out = make("a", 0), tmp_path / "out"
+    file = source / f"videos/chunk-000/{HEAD}/episode_000000.mp4"
+    pictures = [deliveries.paint(deliveries.identity(0, 0, 0, n), 64, 64) for n in range(5)]
+    with av.open(str(file), "w", options={"video_track_timescale": "10240"}) as container:
+        stream = container.add_stream("libx264", rate=FPS, options={"bf": "0", "crf": "12"})
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for picture, time_ms in zip(pictures, times_ms, strict=True):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = time_ms, Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    note = f"a: {HEAD} shows frames at other times than frame number / fps in episodes 0, up to {worst} s "
+    note += "away; there is one frame a row, and frame n is written at n / fps"
+    assert note in join([source], out).notes
+    assert identities(out, deliveries) == meant(deliveries, 0)
+    for written in out.rglob("*.mp4"):
+        with av.open(str(written)) as container:
+            times = [float(p.time) for p in container.decode(video=0)]
+        np.testing.assert_allclose(times, np.arange(len(times)) / FPS, atol=1e-6)
+    assert not [text for text in join([out], tmp_path / "again").notes if "other times" in text]
+
+
+def turn(file: Path) -> None:
+    """The track header asks for a quarter turn to the right (ISO/IEC 14496-12, 8.3.2)."""
+    content = bytearray(file.read_bytes())
+    at = content.index(b"tkhd") + 4 + 40
+    content[at : at + 36] = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
+    file.write_bytes(content)
+
+
+def add_track(file: Path, other: Path) -> None:
+    """The pictures of another file as a second video track."""
+    both = file.with_suffix(".both.mp4")
+    with av.open(str(file)) as first, av.open(str(other)) as second, av.open(str(both), "w") as out:
+        streams = [out.add_stream_from_template(source.streams.video[0]) for source in (first, second)]
+        for source, stream in zip((first, second), streams, strict=True):
+            for packet in source.demux(source.streams.video[0]):
+                if packet.size:
+                    packet.stream = stream
+                    out.mux(packet)
+    both.replace(file)
+
+
+@pytest.mark.parametrize("videos", ["join", "link"])
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+def test_a_turn_mark_is_taken_off_with_a_note(
+    make, tmp_path: Path, deliveries: Any, videos: str, codec: str
+) -> None:
+    """H.264 goes by our own reader of MP4, MPEG-4 by FFmpeg's."""
+    source, out = make("a", 0, codec=codec), tmp_path / "out"
+    turn(source / f"videos/chunk-000/{HEAD}/episode_000001.mp4")
+    note = f"a: {HEAD} asks to be shown turned, mirrored or stretched in episodes 1; pictures are written as "
+    note += "they are stored, without the mark, which decoders follow or not"
+    assert note in preview(request([source], out), videos=videos, jobs=1)
+    assert note in join([source], out, videos=videos).notes
+    for file in out.rglob("*.mp4"):
+        content = file.read_bytes()
+        at = content.index(b"tkhd") + 4 + 40
+        assert struct.unpack(">9i", content[at : at + 36]) == (65536, 0, 0, 0, 65536, 0, 0, 0, 1 << 30)
+    assert identities(out, deliveries) == meant(deliveries, 0)
+    assert not [text for text in join([out], tmp_path / "again").notes if "turned" in text]
+
+
+@pytest.mark.parametrize("videos", ["join", "link"])
+def test_the_first_of_several_video_tracks_is_taken_with_a_note(
+    make, tmp_path: Path, deliveries: Any, videos: str
+) -> None:
+    source, other, out = make("a", 0), make("other", 1), tmp_path / "out"
+    name = f"videos/chunk-000/{HEAD}/episode_000000.mp4"
+    add_track(source / name, other / name)
+    note = f"a: {HEAD} has more than one video track in episodes 0; the first one is taken, as lerobot does "
+    note += "with PyAV, the others are left out"
+    assert note in join([source], out, videos=videos).notes
+    for file in out.rglob("*.mp4"):
+        with av.open(str(file)) as container:
+            assert len(container.streams) == 1
+    assert identities(out, deliveries) == meant(deliveries, 0)
 
 
 def test_other_encoder_settings_begin_a_new_file_with_a_note(make, tmp_path: Path, deliveries: Any) -> None:

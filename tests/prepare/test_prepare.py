@@ -166,7 +166,7 @@ def test_a_failure_in_the_middle_leaves_nothing(
     def fail(*_: object, **__: object) -> str:
         raise OSError("no such luck")
 
-    monkeypatch.setattr(run, "content_digest", fail)
+    monkeypatch.setattr(run, "begin_content_digest", fail)
     with pytest.raises(StackError, match="no such luck"):
         prepare(merged_manifest, out=tmp_path / "out", jobs=1)
     assert [p.name for p in tmp_path.iterdir()] == []

@@ -8,7 +8,8 @@ ranks are disjoint, an epoch is complete, and a resumed run goes on where it sto
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from stack.errors import StackError, WorkFailed
 from stack.manifests.run import Train
-from stack.train import lines
+from stack.train import dataset_check, lines
 from stack.train.ahead import AheadLoader
 from stack.train.frames import FrameReader
 from stack.train.policy import ACTION, STATE
@@ -26,20 +27,27 @@ PLACE_KEYS = ("index", "episode_index", "frame_index")
 
 
 def open_dataset(root: Path, horizon: int) -> Any:
-    """lerobot's reader on a local folder; each sample has `horizon` actions from its own frame on."""
+    """lerobot's reader on a local folder; each sample has `horizon` actions from its own frame on.
+
+    Raises:
+        BadRequest: a file of the dataset is not there, or lerobot cannot read it.
+    """
     lines.modeling()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset, LeRobotDatasetMetadata
 
     lines.install_decoder(FrameReader())
 
     repo_id = f"local/{root.name}"
-    fps = LeRobotDatasetMetadata(repo_id, root=root).fps
-    return LeRobotDataset(
-        repo_id,
-        root=root,
-        delta_timestamps={ACTION: [step / fps for step in range(horizon)]},
-        video_backend="pyav",
-    )
+    dataset_check.check_metadata(root)
+    with dataset_check.told_of_what_lerobot_cannot_read(root):
+        meta = LeRobotDatasetMetadata(repo_id, root=root)
+        dataset_check.check_files(meta)
+        return LeRobotDataset(
+            repo_id,
+            root=root,
+            delta_timestamps={ACTION: [step / meta.fps for step in range(horizon)]},
+            video_backend="pyav",
+        )
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,10 @@ class Order:
                 frame = int(order[position % self.frames])
                 indices.append(frame if self.chosen is None else int(self.chosen[frame]))
             yield indices
+
+    def frames_of(self, step: int, micro: int) -> list[int]:
+        """The dataset's indices of this rank's `micro`-th batch of a step (0-based)."""
+        return next(itertools.islice(self.batches(step, step + 1), micro, None))
 
 
 @dataclass(frozen=True)
@@ -181,13 +193,29 @@ class Samples:
             return Unreadable(index, f"{type(error).__name__}: {words[0]}{place}")
 
 
-def next_batch(batches: Iterator[Any], dataset: Any) -> Batch:
+def next_batch(batches: Iterator[Any], dataset: Any, wanted: Callable[[], Sequence[int]] = tuple) -> Batch:
     """The loader's next batch.
 
+    Args:
+        wanted: the dataset's indices of its frames; asked where it does not come.
+
     Raises:
-        WorkFailed: a sample cannot be read.
+        WorkFailed: a sample cannot be read, or nothing has come for `data_timeout_s`.
     """
-    batch = next(batches)
+    try:
+        batch = next(batches)
+    except RuntimeError as error:
+        if "DataLoader timed out" not in str(error):
+            raise
+        places = ", ".join(_place(dataset, index) for index in wanted())
+        raise WorkFailed(
+            "loader-stuck",
+            f"no batch has come from the loader's workers for {_seconds(error)} s (train.data_timeout_s)"
+            + (f"; it is that of {places}" if places else ""),
+            where=str(dataset.root),
+            do="a worker hangs, most likely on a file that its disk or share does not give: look at that, "
+            "then go on with --resume",
+        ) from error
     if isinstance(batch, Unreadable):
         raise WorkFailed(
             "sample-unreadable",
@@ -222,6 +250,11 @@ def told_of_dead_workers() -> Iterator[None]:
             if is_bus_error
             else "go on with --resume; if it was killed for memory, lower train.workers",
         ) from error
+
+
+def _seconds(error: RuntimeError) -> str:
+    """What torch has waited, out of its `DataLoader timed out after 600.0 seconds`."""
+    return str(error).rpartition(" after ")[2].partition(" ")[0].removesuffix(".0")
 
 
 def _place(dataset: Any, index: int) -> str:
@@ -261,6 +294,7 @@ def loader(
         batch_sampler=_Schedule(order, first_step, last_step),
         collate_fn=collate,
         num_workers=workers,
+        timeout=train.data_timeout_s if workers else 0,
         generator=generator,
         prefetch_factor=PREFETCH if workers else None,
         worker_init_fn=_one_thread if workers else None,

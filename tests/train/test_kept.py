@@ -209,7 +209,7 @@ def test_a_slow_rank_of_two_is_named(
     from stack.train import train
 
     plant_a_slow_disk(tmp_path / "site", monkeypatch, rank=1, after_reads=4)
-    settings = {"steps": 100, "batch_per_device": 2, "lag_steps": 2, "save_every": 100}
+    settings = {"steps": 20, "batch_per_device": 2, "lag_steps": 2, "save_every": 100}
     result = train(
         toys.run_manifest(device={"count": 2}, train=settings),
         dataset=world.dataset,

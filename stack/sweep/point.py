@@ -28,6 +28,7 @@ from stack.tracking.liveness import lives
 from stack.train import offline
 from stack.train.child import LAUNCHER_ENV
 from stack.train.job import Job
+from stack.train.preflight import raise_open_files
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def main(spec_file: Path) -> int:
     raw = read_json(spec_file, what="point's specification")
     job = Job.read(Path(raw.pop("job")))
     spec = Spec(**raw)
+    raise_open_files()
     offline.install_guard(job.outside, allow=filter(None, [os.environ.get("MASTER_ADDR")]))
     rank = int(os.environ.get("RANK", "0"))
     try:

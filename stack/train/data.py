@@ -18,7 +18,7 @@ from typing import Any
 from stack.errors import StackError, WorkFailed
 from stack.manifests.run import Train
 from stack.train import dataset_check, lines
-from stack.train.ahead import AheadLoader
+from stack.train.ahead import AheadLoader, NothingCame
 from stack.train.frames import FrameReader
 from stack.train.policy import ACTION, STATE
 
@@ -41,7 +41,7 @@ def open_dataset(root: Path, horizon: int) -> Any:
     dataset_check.check_metadata(root)
     with dataset_check.told_of_what_lerobot_cannot_read(root):
         meta = LeRobotDatasetMetadata(repo_id, root=root)
-        dataset_check.check_files(meta)
+        dataset_check.check_episodes(meta, horizon)
         return LeRobotDataset(
             repo_id,
             root=root,
@@ -204,13 +204,11 @@ def next_batch(batches: Iterator[Any], dataset: Any, wanted: Callable[[], Sequen
     """
     try:
         batch = next(batches)
-    except RuntimeError as error:
-        if "DataLoader timed out" not in str(error):
-            raise
+    except NothingCame as error:
         places = ", ".join(_place(dataset, index) for index in wanted())
         raise WorkFailed(
             "loader-stuck",
-            f"no batch has come from the loader's workers for {_seconds(error)} s (train.data_timeout_s)"
+            f"no batch has come from the loader's workers for {error.seconds:g} s (train.data_timeout_s)"
             + (f"; it is that of {places}" if places else ""),
             where=str(dataset.root),
             do="a worker hangs, most likely on a file that its disk or share does not give: look at that, "
@@ -252,11 +250,6 @@ def told_of_dead_workers() -> Iterator[None]:
         ) from error
 
 
-def _seconds(error: RuntimeError) -> str:
-    """What torch has waited, out of its `DataLoader timed out after 600.0 seconds`."""
-    return str(error).rpartition(" after ")[2].partition(" ")[0].removesuffix(".0")
-
-
 def _place(dataset: Any, index: int) -> str:
     starts = [int(start) for start in dataset.meta.episodes["dataset_from_index"]]
     episode = max(0, bisect.bisect_right(starts, index) - 1)
@@ -294,12 +287,11 @@ def loader(
         batch_sampler=_Schedule(order, first_step, last_step),
         collate_fn=collate,
         num_workers=workers,
-        timeout=train.data_timeout_s if workers else 0,
         generator=generator,
         prefetch_factor=PREFETCH if workers else None,
         worker_init_fn=_one_thread if workers else None,
     )
-    return AheadLoader(batches) if workers else batches
+    return AheadLoader(batches, train.data_timeout_s) if workers else batches
 
 
 def _one_thread(_worker: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from stack.files import read_json
 VERSION = "v3."
 METADATA = ("info.json", "stats.json", "tasks.parquet")
 EPISODES = "episodes"
+NORMALISED, QUANTILES = ("observation.state", "action"), ("q01", "q99")
 
 
 def check_version(root: Path) -> None:
@@ -31,19 +33,58 @@ def check_version(root: Path) -> None:
 
 
 def check_metadata(root: Path) -> None:
-    """Raises BadRequest where a file of `meta/` is not there, or the version is another."""
+    """Raises BadRequest where a file of `meta/` is not there, the version is another, or statistics lack."""
     meta = root / "meta"
     missing = [meta / name for name in METADATA if not (meta / name).is_file()]
     if not any((meta / EPISODES).rglob("*.parquet")):
         missing.append(meta / EPISODES)
     _refuse(root, missing)
     check_version(root)
+    check_statistics(root)
 
 
-def check_files(meta: Any) -> None:
-    """Raises BadRequest where a file that an episode lies in is not there; `meta` is lerobot's own."""
+def check_statistics(root: Path) -> None:
+    """Raises BadRequest where state or action cannot be normalised, by q01 and q99 of each channel."""
+    file = root / "meta" / "stats.json"
+    info, stats = read_json(root / "meta" / "info.json"), read_json(file, what="dataset's statistics")
+    for feature in NORMALISED:
+        entry = info.get("features", {}).get(feature)
+        if entry is None:
+            continue  # the policy says so, with all that it needs
+        width = math.prod(entry["shape"])
+        for name in QUANTILES:
+            values = stats.get(feature, {}).get(name) if isinstance(stats, dict) else None
+            count = len(values) if isinstance(values, list) else 0
+            if count != width or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in values):
+                found = f"{count} values" if count != width else "values that are no finite numbers"
+                raise BadRequest(
+                    "dataset-statistics",
+                    f"{name} of {feature} has {found}, and the feature has {width} channels",
+                    where=str(file),
+                    do=f"run 'stack stats {root} --write'",
+                )
+
+
+def check_episodes(meta: Any, horizon: int) -> None:
+    """Raises BadRequest where there are none, none is as long as a chunk of actions, or a file is missing.
+
+    Args:
+        meta: lerobot's own.
+    """
     if not meta.total_episodes or not meta.total_frames:
         raise BadRequest("dataset-empty", "the dataset has no episode to train on", where=str(meta.root))
+    longest = max(int(length) for length in meta.episodes["length"])
+    if horizon > longest:
+        raise BadRequest(
+            "horizon-beyond-episodes",
+            f"policy.action_horizon is {horizon}, and the longest episode has {longest} frames",
+            where=str(meta.root),
+            do="make the horizon what the policy predicts at once, such as 50",
+        )
+    _check_files(meta)
+
+
+def _check_files(meta: Any) -> None:
     wanted = {
         meta.data_path.format(chunk_index=chunk, file_index=file) for chunk, file in _places(meta, "data")
     }

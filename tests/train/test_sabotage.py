@@ -199,6 +199,23 @@ def broken_rows(stage: Stage) -> str:
     return stage.here(stage.other_world(dataset=dataset))
 
 
+def statistics_that_are_too_short(stage: Stage) -> str:
+    dataset = stage.copied(stage.world.dataset)
+    stats = read_json(dataset / "meta" / "stats.json")
+    stats["action"]["q99"].pop()
+    write_json(dataset / "meta" / "stats.json", stats)
+    return stage.here(stage.other_world(dataset=dataset))
+
+
+def statistics_without_quantiles(stage: Stage) -> str:
+    """As lerobot wrote them before it had any."""
+    dataset = stage.copied(stage.world.dataset)
+    stats = read_json(dataset / "meta" / "stats.json")
+    stats["observation.state"].pop("q01")
+    write_json(dataset / "meta" / "stats.json", stats)
+    return stage.here(stage.other_world(dataset=dataset))
+
+
 def older_version(stage: Stage) -> str:
     dataset = stage.copied(stage.world.dataset)
     info = read_json(dataset / "meta" / "info.json")
@@ -333,6 +350,36 @@ def little_shared_memory(stage: Stage) -> str:
     shm = os.statvfs("/dev/shm")
     workers = shm.f_frsize * shm.f_bavail // (64 * 1024**2) + 1
     return stage.door(train={"workers": workers}).message
+
+
+def a_batch_that_is_lost(stage: Stage) -> str:
+    """A worker that may open no more files loses what it should hand over, and lives on."""
+    stage.plant(
+        "from stack.train import data\n"
+        "read, calls = data.Samples.__getitem__, []\n"
+        "def loses(self, index):\n"
+        "    import resource\n"
+        "    calls.append(index)\n"
+        "    if len(calls) == 9:\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "    return read(self, index)\n"
+        "data.Samples.__getitem__ = loses\n"
+    )
+    return stage.door(train={"steps": 100, "workers": 1, "data_timeout_s": 5}).message
+
+
+def few_open_files(stage: Stage) -> str:
+    from stack.train.preflight import check_open_files
+
+    with stage.patch.context() as patch:
+        patch.setattr("resource.getrlimit", lambda _: (64, 256))
+        check_open_files(workers=4)
+        check_open_files(workers=8)
+    return ""
+
+
+def horizon_beyond_the_episodes(stage: Stage) -> str:
+    return stage.here(policy={"action_horizon": 100_000})
 
 
 def too_few_devices(stage: Stage) -> str:
@@ -503,6 +550,12 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
     (video_cut_short, "sample-unreadable", "episode "),
     (missing_rows, "dataset-incomplete", "the dataset misses data/chunk-000/file-000.parquet"),
     (broken_rows, "dataset-unreadable", "lerobot cannot read the dataset"),
+    (
+        statistics_that_are_too_short,
+        "dataset-statistics",
+        "q99 of action has 15 values, and the feature has 16",
+    ),
+    (statistics_without_quantiles, "dataset-statistics", "q01 of observation.state has 0 values"),
     (older_version, "dataset-version", "the dataset is of version v2.1, and training reads v3.0"),
     (hub_lookup, "outside-connection", "to hub.invalid refused: training never leaves this machine"),
     (missing_video, "sample-unreadable", "cannot be opened"),
@@ -517,6 +570,12 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
     (changed_optimiser, "checkpoint-file-changed", "a file of the checkpoint is not the one"),
     (little_shared_memory, "doctor-shared-memory", "workers die with a bus error"),
     (two_workers_in_64_mb, "", "/dev/shm has 67 MB free; 2 loader workers want 134 MB"),
+    (few_open_files, "open-files-few", "may open 256 files here; a trainer with 8 loader workers wants 384"),
+    (
+        horizon_beyond_the_episodes,
+        "horizon-beyond-episodes",
+        "is 100000, and the longest episode has 24 frames",
+    ),
     (too_few_devices, "devices-missing", "device.count is 4096"),
     (port_in_use, "port-in-use", "is in use, and the ranks need it to meet"),
     (stale_trainer, "train-still-running", "of an earlier start still trains in this folder"),
@@ -524,6 +583,7 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
     (killed_trainer, "", "was killed by signal 9 (SIGKILL) from outside"),
     (killed_loader_worker, "loader-worker-died", "a loader's worker has died"),
     (loader_that_hangs, "loader-stuck", "no batch has come from the loader's workers for 5 s"),
+    (a_batch_that_is_lost, "loader-stuck", "no batch has come from the loader's workers for 5 s"),
     (killed_rank, "", "rank 1 (process "),
     (rank_that_fails_first, "sample-unreadable", "rank 1: episode "),
 ]

@@ -93,7 +93,7 @@ def test_what_does_not_come_is_told_in_time() -> None:
     ahead = Ahead(hangs(), timeout_s=0.2)
     assert next(ahead) == 0
     began = time.monotonic()
-    with pytest.raises(NothingCame, match="within 0.2 s"):
+    with pytest.raises(NothingCame, match=r"within 0\.2 s"):
         next(ahead)
     ahead.close()
     assert time.monotonic() - began < 3

@@ -193,6 +193,18 @@ class Samples:
             return Unreadable(index, f"{type(error).__name__}: {words[0]}{place}")
 
 
+def sample_of(dataset: Any, index: int) -> Any:
+    """A raw sample of lerobot's reader.
+
+    Raises:
+        WorkFailed: it cannot be read.
+    """
+    sample = Samples(dataset)[index]
+    if isinstance(sample, Unreadable):
+        raise _unreadable(dataset, sample)
+    return sample
+
+
 def next_batch(batches: Iterator[Any], dataset: Any, wanted: Callable[[], Sequence[int]] = tuple) -> Batch:
     """The loader's next batch.
 
@@ -215,12 +227,7 @@ def next_batch(batches: Iterator[Any], dataset: Any, wanted: Callable[[], Sequen
             "then go on with --resume",
         ) from error
     if isinstance(batch, Unreadable):
-        raise WorkFailed(
-            "sample-unreadable",
-            f"{_place(dataset, batch.index)} cannot be read: {batch.why}",
-            where=str(dataset.root),
-            do="run 'stack audit --deep' on the dataset, and prepare it anew without that episode",
-        )
+        raise _unreadable(dataset, batch)
     assert isinstance(batch, Batch)
     return batch
 
@@ -248,6 +255,15 @@ def told_of_dead_workers() -> Iterator[None]:
             if is_bus_error
             else "go on with --resume; if it was killed for memory, lower train.workers",
         ) from error
+
+
+def _unreadable(dataset: Any, sample: Unreadable) -> WorkFailed:
+    return WorkFailed(
+        "sample-unreadable",
+        f"{_place(dataset, sample.index)} cannot be read: {sample.why}",
+        where=str(dataset.root),
+        do="run 'stack audit --deep' on the dataset, and prepare it anew without that episode",
+    )
 
 
 def _place(dataset: Any, index: int) -> str:

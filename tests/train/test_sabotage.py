@@ -216,6 +216,16 @@ def statistics_without_quantiles(stage: Stage) -> str:
     return stage.here(stage.other_world(dataset=dataset))
 
 
+def tasks_that_are_gone(stage: Stage) -> str:
+    """The table of task texts is there, and empty."""
+    import pyarrow.parquet as pq
+
+    dataset = stage.copied(stage.world.dataset)
+    file = dataset / "meta" / "tasks.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    return stage.here(stage.other_world(dataset=dataset))
+
+
 def older_version(stage: Stage) -> str:
     dataset = stage.copied(stage.world.dataset)
     info = read_json(dataset / "meta" / "info.json")
@@ -556,6 +566,7 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
         "q99 of action has 15 values, and the feature has 16",
     ),
     (statistics_without_quantiles, "dataset-statistics", "q01 of observation.state has 0 values"),
+    (tasks_that_are_gone, "sample-unreadable", "episode 0 frame 0 (row 0) cannot be read: IndexError"),
     (older_version, "dataset-version", "the dataset is of version v2.1, and training reads v3.0"),
     (hub_lookup, "outside-connection", "to hub.invalid refused: training never leaves this machine"),
     (missing_video, "sample-unreadable", "cannot be opened"),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from stack.errors import BadRequest
-from stack.train.guard import Guard, Trip
+from stack.train.guard import RANGE_LIMIT, Guard, Trip
+from stack.train.kept import read, replay
 
 NAN_STEPS = (3, 5)
 
@@ -111,7 +112,7 @@ def test_a_replay_gives_the_loss_again(toys: Any, world: Any, tmp_path: Path) ->
 def test_an_input_beyond_the_statistics(
     toys: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_bad_step: str
 ) -> None:
-    """One action of one frame is 40 where the channel is within 1; the loss alone would not show it."""
+    """One action of one frame is 8 where the channel is within 1; the loss alone would not show it."""
     from stack.train.data import Collate, Order
 
     original = Collate.__call__
@@ -120,21 +121,25 @@ def test_an_input_beyond_the_statistics(
     def planted(self: Collate, samples: list[Any]) -> Any:
         for sample in samples:
             if int(sample["index"]) == bad:
-                sample["action"][0, 7] = 40.0
+                sample["action"][0, 7] = 8.0
         return original(self, samples)
 
     monkeypatch.setattr(Collate, "__call__", planted)
-    train = {"steps": 4, "input_limit": 20, "on_bad_step": on_bad_step}
-    _, run = toys.run_here(toys.make_job(world, tmp_path, train=train))
+    train = {"steps": 4, "input_limit": 5, "on_bad_step": on_bad_step}
+    session, run = toys.run_here(toys.make_job(world, tmp_path, train=train))
     trip = run.trip if on_bad_step == "stop" else run.skipped[0]
-    assert (trip.outcome, trip.step) == ("beyond", 3) and "train.input_limit is 20" in trip.message
+    assert (trip.outcome, trip.step) == ("beyond", 3) and "train.input_limit is 5" in trip.message
     assert (tmp_path / "kept" / "step-000003-rank-0.pt").is_file()
     if on_bad_step == "skip":
         assert run.trip is None and [loss is None for loss in run.losses] == [False, False, True, False]
     else:
         found = run.culprits[0]
         episode, frame = divmod(bad, toys.LENGTH)
-        assert (found.channel, found.value, found.episode, found.frame) == ("joint_7", 40.0, episode, frame)
+        assert (found.channel, found.value, found.episode, found.frame) == ("joint_7", 8.0, episode, frame)
+        # A replay names what the training named, below the usual limit of ten times, too.
+        kept = read(tmp_path / "kept" / "step-000003-rank-0.pt")
+        assert replay(session, kept).culprits[0].channel == "joint_7"
+        assert 5 < found.normalised < RANGE_LIMIT
 
 
 def test_a_file_that_is_no_kept_batch(tmp_path: Path) -> None:

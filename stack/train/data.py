@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stack.devices import is_out_of_memory
 from stack.errors import StackError, WorkFailed
 from stack.manifests.run import Train
 from stack.train import dataset_check, lines
@@ -234,19 +235,24 @@ def next_batch(batches: Iterator[Any], dataset: Any, wanted: Callable[[], Sequen
 
 @contextmanager
 def told_of_dead_workers() -> Iterator[None]:
-    """Turn torch's error for a loader's dead worker into ours.
+    """Turn torch's errors for a loader's worker that has died, or has failed, into ours.
 
-    torch raises it out of a signal handler: wherever the training happens to be.
+    torch raises the first out of a signal handler: wherever the training happens to be.
 
     Raises:
-        WorkFailed: a loader's worker has died.
+        WorkFailed: a loader's worker has died, or what it raised.
     """
     try:
         yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except Exception as error:
+        if "DataLoader worker" not in str(error) or is_out_of_memory(error):
             raise
-        words = str(error).strip().splitlines()[0]
+        said = str(error).strip().splitlines()
+        words = said[0]
+        if words.startswith("Caught "):
+            raise WorkFailed(
+                "loader-worker-failed", f"a loader's worker failed: {said[-1].strip()}"
+            ) from error
         is_bus_error = "Bus error" in str(error)
         raise WorkFailed(
             "loader-worker-died",

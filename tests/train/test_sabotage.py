@@ -363,17 +363,18 @@ def little_shared_memory(stage: Stage) -> str:
 
 
 def a_batch_that_is_lost(stage: Stage) -> str:
-    """A worker that may open no more files loses what it should hand over, and lives on."""
+    """A worker that may open no more files cannot hand over what it has made, and lives on."""
     stage.plant(
         "from stack.train import data\n"
-        "read, calls = data.Samples.__getitem__, []\n"
-        "def loses(self, index):\n"
+        "make, calls = data.Collate.__call__, []\n"
+        "def loses(self, samples):\n"
         "    import resource\n"
-        "    calls.append(index)\n"
-        "    if len(calls) == 9:\n"
+        "    batch = make(self, samples)\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 3:\n"
         "        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
-        "    return read(self, index)\n"
-        "data.Samples.__getitem__ = loses\n"
+        "    return batch\n"
+        "data.Collate.__call__ = loses\n"
     )
     return stage.door(train={"steps": 100, "workers": 1, "data_timeout_s": 5}).message
 

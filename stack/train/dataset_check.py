@@ -53,10 +53,13 @@ def check_statistics(root: Path) -> None:
             continue  # the policy says so, with all that it needs
         width = math.prod(entry["shape"])
         for name in QUANTILES:
-            values = stats.get(feature, {}).get(name) if isinstance(stats, dict) else None
-            count = len(values) if isinstance(values, list) else 0
-            if count != width or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in values):
-                found = f"{count} values" if count != width else "values that are no finite numbers"
+            given = stats.get(feature, {}).get(name) if isinstance(stats, dict) else None
+            values = given if isinstance(given, list) else []
+            is_finite = all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
+            if len(values) != width or not is_finite:
+                found = (
+                    f"{len(values)} values" if len(values) != width else "values that are no finite numbers"
+                )
                 raise BadRequest(
                     "dataset-statistics",
                     f"{name} of {feature} has {found}, and the feature has {width} channels",

@@ -26,6 +26,20 @@ def _open_run(manifest: Path, work: Path, overrides: tuple[str, ...], allow_outs
     return loaded, open_context(loaded, work.absolute(), collect(), log)
 
 
+def _place(folder: Path, kind: str, out: Path | None, resume: bool) -> tuple[Path, str]:
+    """Where a call writes, and the words that say how it is gone on with from there.
+
+    A resume without --out takes the newest that such a call has made below the run's folder.
+    """
+    go_on = [*sys.argv[1:], *([] if resume else ["--resume"])]
+    if out is None and resume:
+        out = max(folder.glob(f"{kind}-[0-9]*"), default=None)
+    if out is None:
+        out = folder / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+        go_on += ["--out", str(out)]
+    return out, f"go on with: stack {shlex.join(go_on)}"
+
+
 def _run_options(command: Callable[..., Any], *, needs_manifest: bool = True) -> Callable[..., Any]:
     for option in (
         click.argument("manifest", type=FILE, required=needs_manifest),
@@ -60,12 +74,7 @@ def sweep(
     from stack.sweep import sweep as run_sweep
 
     loaded, context = _open_run(manifest, work, overrides, allow_outside)
-    if out is None and resume:
-        out = max(context.folder.glob("sweep-[0-9]*"), default=None)
-    go_on = [*sys.argv[1:], *([] if resume else ["--resume"])]
-    if out is None:
-        out = context.folder / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-        go_on += ["--out", str(out)]
+    out, go_on = _place(context.folder, "sweep", out, resume)
     try:
         result = run_sweep(
             loaded,
@@ -78,7 +87,7 @@ def sweep(
             log=log,
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"go on with: stack {shlex.join(go_on)}") from None
+        raise KeyboardInterrupt(go_on) from None
     if not any(point.status == "ok" for point in result.points):
         raise WorkFailed("sweep-no-point", "no point of the sweep ran", where=str(out))
     click.echo(f"results in {out}")
@@ -86,7 +95,11 @@ def sweep(
 
 @click.command()
 @partial(_run_options, needs_manifest=False)
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the last checkpoint in --out, or in this run's newest training.",
+)
 @click.option("--replay", type=FILE, help="Take the step of a batch that the guard kept again; no MANIFEST.")
 def train(
     manifest: Path | None,
@@ -111,7 +124,7 @@ def train(
     if manifest is None:
         raise click.UsageError("name the run's MANIFEST, or --replay FILE")
     loaded, context = _open_run(manifest, work, overrides, allow_outside)
-    out = out or context.folder / f"train-{time.strftime('%Y%m%d-%H%M%S')}"
+    out, go_on = _place(context.folder, "train", out, resume)
     result = run_train(
         loaded,
         dataset=dataset or context.folder / "prepare",
@@ -124,7 +137,7 @@ def train(
     )
     click.echo(f"{result.outcome} after {result.steps} steps, results in {out}")
     if result.outcome == "stopped":
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(go_on)
     if result.outcome != "finished":
         raise WorkFailed(f"train-{result.outcome}", result.message or result.outcome, where=str(out))
 

@@ -13,7 +13,9 @@ class Strict(BaseModel):
     """A frozen model that refuses unknown keys and says which known key is nearest."""
 
     # Each command reads one or two kinds of manifest: the others' validators are not built.
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, defer_build=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -31,6 +31,17 @@ class ToyDims(Strict):
     image_size: int = 56
     patch_size: int = 14
 
+    @model_validator(mode="after")
+    def _divide(self) -> ToyDims:
+        for name, value in self.model_dump().items():
+            if value < 1:
+                raise ValueError(f"toy.{name} is {value}; it has to be at least 1")
+        for name, parts in (("vision_hidden", "vision_heads"), ("image_size", "patch_size")):
+            whole, part = getattr(self, name), getattr(self, parts)
+            if whole % part:
+                raise ValueError(f"toy.{name} {whole} is no multiple of toy.{parts} {part}")
+        return self
+
 
 class Policy(Strict):
     """The policy.
@@ -128,6 +139,7 @@ class Train(Strict):
 
     Attributes:
         batch_per_device, global_batch: must agree with the device count and `accumulation`.
+        data_timeout_s: with workers, the training stops when a batch has not come for so long.
         log_every: steps between points of the curve; each is the mean over its window.
         padded_actions: actions past an episode's end repeat its last one. `masked`: they do not count;
             `trained`: they do, as in lerobot.
@@ -156,8 +168,9 @@ class Train(Strict):
     accumulation: int = Field(default=1, ge=1)
     learning_rate: float = Field(default=2.5e-5, gt=0)
     warmup_steps: int = Field(default=1000, ge=0)
-    seed: int = 1000
+    seed: int = Field(default=1000, ge=0, lt=2**62)
     workers: int = Field(default=4, ge=0)
+    data_timeout_s: float = Field(default=600.0, ge=1)
     log_every: int = Field(default=10, ge=1)
     padded_actions: Literal["masked", "trained"] = "masked"
     trains: Literal["all", "expert"] = "all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,8 +23,9 @@ from stack.tracking import names
 from stack.tracking.journal import Journal
 from stack.tracking.secrets import redacted
 from stack.train import lines
+from stack.train.hosts import Hosts, refuse_foreign_ranks
 from stack.train.identity import data_facts
-from stack.train.job import Job, make_job
+from stack.train.job import Job, make_job, make_out
 from stack.train.preflight import leftovers
 from stack.train.record import MANIFEST, filter_tags, parameters, record_inputs
 from stack.train.settings import before_start
@@ -61,6 +63,7 @@ def sweep(
     run = loaded.manifest
     if run.sweep is None:
         raise BadRequest("sweep-missing", "the manifest has no 'sweep:'", where=str(loaded.file))
+    refuse_foreign_ranks(os.environ, Hosts())
     _refuse_doubles(run.sweep)
     job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out)
     lines.detect_line()
@@ -72,7 +75,7 @@ def sweep(
             where=str(out),
             do="go on with it with --resume, or name another folder",
         )
-    out.mkdir(parents=True, exist_ok=True)
+    make_out(out)
     record_provenance(out)
     journal = _open_journal(job, parent)
     try:

@@ -28,6 +28,7 @@ from stack.tracking.liveness import lives
 from stack.train import offline
 from stack.train.child import LAUNCHER_ENV
 from stack.train.job import Job
+from stack.train.preflight import raise_open_files
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def main(spec_file: Path) -> int:
     raw = read_json(spec_file, what="point's specification")
     job = Job.read(Path(raw.pop("job")))
     spec = Spec(**raw)
+    raise_open_files()
     offline.install_guard(job.outside, allow=filter(None, [os.environ.get("MASTER_ADDR")]))
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -92,7 +94,7 @@ def _account(job: Job, rank: int, error: Exception) -> None:
 def _measure(job: Job, spec: Spec) -> Point:
     import torch
 
-    from stack.train.data import Collate, Order, loader, open_dataset
+    from stack.train.data import Collate, Order, loader, open_dataset, told_of_dead_workers
     from stack.train.objective import make_objective
     from stack.train.policy import build_policy, build_processors
     from stack.train.ranks import join, local_rank
@@ -133,7 +135,8 @@ def _measure(job: Job, spec: Spec) -> Point:
         tell(phase="steps")
         model = ranks.wrap(make_objective(policy, run, device), device)
         step = _Step(model, trainable.parameters, policy, optimizer, update_average, device)
-        steps_s, waits_s = _run(step, _checked(batches, dataset), settings, tell)
+        with told_of_dead_workers():
+            steps_s, waits_s = _run(step, _checked(batches, dataset), settings, tell)
         taken = ranks.gather(_taken(device, memory, free_bytes))
         point = _point(spec, steps_s, waits_s, taken)
         if spec.pictures and ranks.rank == 0:

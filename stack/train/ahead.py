@@ -28,18 +28,31 @@ class _End:
 class AheadLoader:
     """Iterates as `batches` does, its iterators being `Ahead`."""
 
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = batches
+    def __init__(self, batches: Iterable[Any], timeout_s: float | None = None) -> None:
+        self.batches, self.timeout_s = batches, timeout_s
 
     def __iter__(self) -> Ahead:
         # Workers are started here: torch watches them from the thread that it is imported in.
-        return Ahead(iter(self.batches))
+        return Ahead(iter(self.batches), self.timeout_s)
+
+
+class NothingCame(Exception):
+    """No item within so many seconds; a worker hangs, or what it sent was lost on the way."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no item came within {seconds:g} s")
+        self.seconds = seconds
 
 
 class Ahead(Iterator[Any]):
-    """An iterator's items in their order, and its error in its place."""
+    """An iterator's items in their order, and its error in its place.
 
-    def __init__(self, items: Iterator[Any]) -> None:
+    Args:
+        timeout_s: raise `NothingCame` where an item does not come for so long; None: wait for ever.
+    """
+
+    def __init__(self, items: Iterator[Any], timeout_s: float | None = None) -> None:
+        self.timeout_s, self._is_stuck = timeout_s, False
         self._ready: queue.Queue[Any] = queue.Queue(TAKEN_OVER)
         self._is_over = threading.Event()
         # The thread knows the queue and not this object, so that dropping this object ends it.
@@ -50,7 +63,12 @@ class Ahead(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._end is None:
-            item = self._ready.get()
+            try:
+                item = self._ready.get(timeout=self.timeout_s)
+            except queue.Empty:
+                self._is_over.set()  # its thread may hang, too: nobody waits for it
+                self._is_stuck = True
+                raise NothingCame(self.timeout_s or 0.0) from None
             if not isinstance(item, _End):
                 return item
             self._end = item
@@ -59,7 +77,8 @@ class Ahead(Iterator[Any]):
     def close(self) -> None:
         """End the thread, and with its iterator the workers."""
         self._is_over.set()
-        self._thread.join(CLOSE_S)
+        if not self._is_stuck:
+            self._thread.join(CLOSE_S)
 
     def __del__(self) -> None:
         self._is_over.set()

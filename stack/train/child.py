@@ -26,6 +26,12 @@ POLL_S = 0.1
 GRACE_S = 20.0
 TAIL_BYTES = 8000
 LAUNCHER = "torch.distributed.run"
+# What another launcher has said of ranks is not meant for ours, and a single process would believe it.
+OTHERS_RANKS = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE",
+}  # fmt: skip
 LAUNCHER_ENV = "STACK_LAUNCHER"  # who started a child, so that one that has lost it can be told
 
 
@@ -92,7 +98,8 @@ def environment(home: Path, *, is_cpu: bool, ranks: int, hosts: Hosts | None = N
         own |= {name: net for name in INTERFACE_VARIABLES if net and not os.environ.get(name)}
     elif ranks > 1:
         own["MASTER_ADDR"] = "127.0.0.1"
-    return {**os.environ, **own}
+    inherited = {name: value for name, value in os.environ.items() if name not in OTHERS_RANKS}
+    return {**inherited, **own}
 
 
 def run_child(

@@ -8,16 +8,18 @@ ranks are disjoint, an epoch is complete, and a resumed run goes on where it sto
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stack.devices import is_out_of_memory
 from stack.errors import StackError, WorkFailed
 from stack.manifests.run import Train
-from stack.train import lines
-from stack.train.ahead import AheadLoader
+from stack.train import dataset_check, lines
+from stack.train.ahead import AheadLoader, NothingCame
 from stack.train.frames import FrameReader
 from stack.train.policy import ACTION, STATE
 
@@ -26,20 +28,27 @@ PLACE_KEYS = ("index", "episode_index", "frame_index")
 
 
 def open_dataset(root: Path, horizon: int) -> Any:
-    """lerobot's reader on a local folder; each sample has `horizon` actions from its own frame on."""
+    """lerobot's reader on a local folder; each sample has `horizon` actions from its own frame on.
+
+    Raises:
+        BadRequest: a file of the dataset is not there, or lerobot cannot read it.
+    """
     lines.modeling()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset, LeRobotDatasetMetadata
 
     lines.install_decoder(FrameReader())
 
     repo_id = f"local/{root.name}"
-    fps = LeRobotDatasetMetadata(repo_id, root=root).fps
-    return LeRobotDataset(
-        repo_id,
-        root=root,
-        delta_timestamps={ACTION: [step / fps for step in range(horizon)]},
-        video_backend="pyav",
-    )
+    dataset_check.check_metadata(root)
+    with dataset_check.told_of_what_lerobot_cannot_read(root):
+        meta = LeRobotDatasetMetadata(repo_id, root=root)
+        dataset_check.check_episodes(meta, horizon)
+        return LeRobotDataset(
+            repo_id,
+            root=root,
+            delta_timestamps={ACTION: [step / meta.fps for step in range(horizon)]},
+            video_backend="pyav",
+        )
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,10 @@ class Order:
                 frame = int(order[position % self.frames])
                 indices.append(frame if self.chosen is None else int(self.chosen[frame]))
             yield indices
+
+    def frames_of(self, step: int, micro: int) -> list[int]:
+        """The dataset's indices of this rank's `micro`-th batch of a step (0-based)."""
+        return next(itertools.islice(self.batches(step, step + 1), micro, None))
 
 
 @dataclass(frozen=True)
@@ -181,39 +194,65 @@ class Samples:
             return Unreadable(index, f"{type(error).__name__}: {words[0]}{place}")
 
 
-def next_batch(batches: Iterator[Any], dataset: Any) -> Batch:
-    """The loader's next batch.
+def sample_of(dataset: Any, index: int) -> Any:
+    """A raw sample of lerobot's reader.
 
     Raises:
-        WorkFailed: a sample cannot be read.
+        WorkFailed: it cannot be read.
     """
-    batch = next(batches)
-    if isinstance(batch, Unreadable):
+    sample = Samples(dataset)[index]
+    if isinstance(sample, Unreadable):
+        raise _unreadable(dataset, sample)
+    return sample
+
+
+def next_batch(batches: Iterator[Any], dataset: Any, wanted: Callable[[], Sequence[int]] = tuple) -> Batch:
+    """The loader's next batch.
+
+    Args:
+        wanted: the dataset's indices of its frames; asked where it does not come.
+
+    Raises:
+        WorkFailed: a sample cannot be read, or nothing has come for `data_timeout_s`.
+    """
+    try:
+        batch = next(batches)
+    except NothingCame as error:
+        places = ", ".join(_place(dataset, index) for index in wanted())
         raise WorkFailed(
-            "sample-unreadable",
-            f"{_place(dataset, batch.index)} cannot be read: {batch.why}",
+            "loader-stuck",
+            f"no batch has come from the loader's workers for {error.seconds:g} s (train.data_timeout_s)"
+            + (f"; it is that of {places}" if places else ""),
             where=str(dataset.root),
-            do="run 'stack audit --deep' on the dataset, and prepare it anew without that episode",
-        )
+            do="a worker hangs, most likely on a file that its disk or share does not give: look at that, "
+            "then go on with --resume",
+        ) from error
+    if isinstance(batch, Unreadable):
+        raise _unreadable(dataset, batch)
     assert isinstance(batch, Batch)
     return batch
 
 
 @contextmanager
 def told_of_dead_workers() -> Iterator[None]:
-    """Turn torch's error for a loader's dead worker into ours.
+    """Turn torch's errors for a loader's worker that has died, or has failed, into ours.
 
-    torch raises it out of a signal handler: wherever the training happens to be.
+    torch raises the first out of a signal handler: wherever the training happens to be.
 
     Raises:
-        WorkFailed: a loader's worker has died.
+        WorkFailed: a loader's worker has died, or what it raised.
     """
     try:
         yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except Exception as error:
+        if "DataLoader worker" not in str(error) or is_out_of_memory(error):
             raise
-        words = str(error).strip().splitlines()[0]
+        said = str(error).strip().splitlines()
+        words = said[0]
+        if words.startswith("Caught "):
+            raise WorkFailed(
+                "loader-worker-failed", f"a loader's worker failed: {said[-1].strip()}"
+            ) from error
         is_bus_error = "Bus error" in str(error)
         raise WorkFailed(
             "loader-worker-died",
@@ -222,6 +261,15 @@ def told_of_dead_workers() -> Iterator[None]:
             if is_bus_error
             else "go on with --resume; if it was killed for memory, lower train.workers",
         ) from error
+
+
+def _unreadable(dataset: Any, sample: Unreadable) -> WorkFailed:
+    return WorkFailed(
+        "sample-unreadable",
+        f"{_place(dataset, sample.index)} cannot be read: {sample.why}",
+        where=str(dataset.root),
+        do="run 'stack audit --deep' on the dataset, and prepare it anew without that episode",
+    )
 
 
 def _place(dataset: Any, index: int) -> str:
@@ -265,7 +313,7 @@ def loader(
         prefetch_factor=PREFETCH if workers else None,
         worker_init_fn=_one_thread if workers else None,
     )
-    return AheadLoader(batches) if workers else batches
+    return AheadLoader(batches, train.data_timeout_s) if workers else batches
 
 
 def _one_thread(_worker: int) -> None:

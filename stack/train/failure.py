@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from stack.devices import is_out_of_memory
-from stack.errors import Exit, StackError
+from stack.errors import Exit, StackError, WorkFailed
 from stack.files import read_json, write_json
 from stack.train.child import Ended, last_line, signal_words
+from stack.train.offline import OutsideConnection
 from stack.train.result import TrainResult
 
 FAILURES = "failures"
@@ -38,6 +39,13 @@ class Killed:
 
 def record_failure(folder: Path, rank: int, error: BaseException) -> None:
     """Write down why this rank fails, for the launcher that works in `folder` to read."""
+    outside = _outside(error)
+    if outside is not None:
+        error = WorkFailed(
+            "outside-connection",
+            f"something tried to leave this machine and was stopped: {outside}",
+            do="trainer.log shows from where; a training needs nothing from outside",
+        )
     if isinstance(error, StackError):
         what = {
             "id": error.id,
@@ -50,6 +58,16 @@ def record_failure(folder: Path, rank: int, error: BaseException) -> None:
         outcome = "oom" if is_out_of_memory(error) else "crashed"
         what = {"outcome": outcome, "what": f"{type(error).__name__}: {error}"}
     write_json(folder / FAILURES / f"rank-{rank}.json", {"time": time.time(), "rank": rank, **what})
+
+
+def _outside(error: BaseException) -> OutsideConnection | None:
+    """The refused connection that an error, which is not ours, comes from."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, StackError):
+        if isinstance(seen, OutsideConnection):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 def failures_in(folder: Path) -> list[dict[str, Any]]:

@@ -63,6 +63,26 @@ class Hosts:
         ]
 
 
+def refuse_foreign_ranks(environment: Mapping[str, str], hosts: Hosts) -> None:
+    """A launcher that starts this command several times would have each start all ranks.
+
+    Kubernetes' and Slurm's set the same variables for a single process, and on several hosts, where ours say
+    what is meant.
+
+    Raises:
+        BadRequest: the environment is that of one rank of several, and no hosts are named.
+    """
+    world = environment.get("WORLD_SIZE", "1")
+    if hosts.count == 1 and world not in ("", "1"):
+        raise BadRequest(
+            "launched-as-a-rank",
+            f"this is started as rank {environment.get('RANK', '?')} of {world} by another launcher (RANK, "
+            f"WORLD_SIZE), and starts its ranks itself",
+            do=f"start it once a host, without that launcher, and on several hosts set {HOSTS}, {INDEX} and "
+            f"{FIRST}; or unset WORLD_SIZE",
+        )
+
+
 def hosts_from(environment: Mapping[str, str]) -> Hosts:
     """The hosts that the variables name; one where they name none.
 

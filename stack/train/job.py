@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from stack.errors import BadRequest
+from stack.errors import BadRequest, NotAble
 from stack.files import read_json, write_json
 from stack.manifests.models import Golden, ModelsManifest
 from stack.manifests.run import RunManifest
+from stack.train.dataset_check import check_metadata
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -74,6 +76,25 @@ class Job:
         )
 
 
+def make_out(folder: Path) -> None:
+    """Make a folder to work in.
+
+    Raises:
+        NotAble: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise NotAble(
+            "folder-not-writable",
+            f"nothing can be written here: {error.strerror or error}",
+            where=str(folder),
+            do="name another folder with --out",
+        ) from error
+
+
 def make_job(
     run: RunManifest,
     *,
@@ -94,6 +115,7 @@ def make_job(
         raise BadRequest(
             "dataset-missing", "there is no dataset here", where=str(info), do="run 'stack prepare' first"
         )
+    check_metadata(dataset)
     policy = run.policy
     for name, kind in ((policy.weights, "weights"), (policy.tokenizer, "tokenizer")):
         entry = models.models.get(name)

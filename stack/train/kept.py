@@ -105,7 +105,9 @@ def replay(session: Session, content: dict[str, Any]) -> Replayed:
         loss, summed, counted, by_channel = session.objective(to_device(batch.inputs, session.device))
         (loss / len(batches)).backward()
         total, count = total + float(summed), count + int(counted)
-        culprits += find_culprits(batch, session.channel_names, by_channel.tolist())
+        culprits += find_culprits(
+            batch, session.channel_names, by_channel.tolist(), session.run.train.input_limit
+        )
     norm = clip(session)
     session.optimizer.zero_grad(set_to_none=True)
     return Replayed(

@@ -19,8 +19,8 @@ from stack.train import lines, preflight
 from stack.train.child import Ended
 from stack.train.failure import FAILURES, Ending, judge
 from stack.train.gathering import meet
-from stack.train.hosts import check_interface, hosts_from
-from stack.train.job import Job, make_job
+from stack.train.hosts import check_interface, hosts_from, refuse_foreign_ranks
+from stack.train.job import Job, make_job, make_out
 from stack.train.meeting import Meeting
 from stack.train.part import JOB, facts, run_trainer, train_part
 from stack.train.record import Recorder, close_journal, open_journal
@@ -58,6 +58,7 @@ def train(
         NotAble: lerobot, the device or that many devices are not there; or what `preflight` finds.
     """
     run, hosts = loaded.manifest, hosts_from(os.environ)
+    refuse_foreign_ranks(os.environ, hosts)
     job = make_job(run, dataset=dataset, mirror=mirror, models=models, out=out, is_resume=resume)
     lines.detect_line()
     check_interface(hosts)
@@ -106,7 +107,7 @@ def _clear(job: Job, resume: bool) -> None:
             where=str(job.out),
             do="resume it with --resume, or name another folder",
         )
-    job.out.mkdir(parents=True, exist_ok=True)
+    make_out(job.out)
     for stale in (job.out / RESULT, job.events, job.outside):
         stale.unlink(missing_ok=True)
     shutil.rmtree(job.out / FAILURES, ignore_errors=True)

@@ -106,6 +106,8 @@ def _step_by_step(
         if trip is not None and not _may_skip(session, run, trip):
             _explain(session, run, trip, step)
             emit("trip", step=number, message=run.message)
+            if trip.outcome == "lagging":
+                _save_before(session, run, writer, number)
             return
         learning_rate = session.scheduler.get_last_lr()[0]
         if trip is None:
@@ -220,8 +222,13 @@ def _evaluate_and_save(session: Session, run: Run, writer: Writer, step: int, em
         found = evaluate(session)
         run.evaluations[step] = found
         emit("evaluation", step=step, **found.to_json())
-    if not is_save:
-        return
+    if is_save:
+        _save(session, run, writer, step)
+        if run.is_stopped or step == train.steps:
+            writer.wait()
+
+
+def _save(session: Session, run: Run, writer: Writer, step: int) -> None:
     started = time.perf_counter()
     states = session.ranks.gather(session.device.rng_state())
     if session.ranks.rank == 0:
@@ -231,8 +238,18 @@ def _evaluate_and_save(session: Session, run: Run, writer: Writer, step: int, em
         stopped_s = time.perf_counter() - started
         run.saves_s.append(stopped_s)
         writer.start(snapshot, stopped_s)
-        if run.is_stopped or step == train.steps:
-            writer.wait()
+
+
+def _save_before(session: Session, run: Run, writer: Writer, trip_step: int) -> None:
+    """Keep what was trained before a step that was not taken, where nothing is wrong with it but its pace.
+
+    A resume is exact all the same: each batch's noise is seeded anew.
+    """
+    step = trip_step - 1
+    if step > session.start.step:
+        if step % session.run.train.save_every:
+            _save(session, run, writer, step)
+        run.message += f"\n  step {step} is saved; go on with --resume once that is mended"
 
 
 def _windows(losses: Sequence[float | None], width: int) -> list[tuple[int, float]]:

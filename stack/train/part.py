@@ -15,7 +15,7 @@ from stack.train.failure import FAILURES, Ending
 from stack.train.gathering import meet
 from stack.train.hosts import Hosts
 from stack.train.identity import IDENTITY, identity
-from stack.train.job import WEIGHTS_FILE, Job
+from stack.train.job import WEIGHTS_FILE, Job, make_out
 from stack.train.meeting import Meeting
 from stack.train.result import TrainResult
 
@@ -53,7 +53,7 @@ def train_part(job: Job, hosts: Hosts, log: Callable[[str], None]) -> TrainResul
         StackError: what the training ends with on the first host, or what stands in the way here.
     """
     folder = job.out / "hosts" / str(hosts.index)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_out(folder)
     shutil.rmtree(folder / FAILURES, ignore_errors=True)
     preflight.check(job, log, folder, hosts)
     job.write(folder / JOB)

@@ -55,7 +55,15 @@ def build_policy(run: RunManifest, meta: Any, device: Device) -> Any:
     if device.kind != "cpu":
         # lerobot's configuration refuses names it does not know, npu among them; setting it afterwards works.
         config.device = str(device.torch)
-    return make_policy(config, ds_meta=meta)
+    try:
+        return make_policy(config, ds_meta=meta)
+    except (ValueError, TypeError, AssertionError, KeyError) as error:
+        words = str(error).strip().splitlines() or [""]
+        raise BadRequest(
+            "policy-not-built",
+            f"lerobot cannot build a pi0.5 as 'policy:' asks for it: {type(error).__name__}: {words[0]}",
+            do="look at the sizes in policy, and policy.toy where it is given",
+        ) from error
 
 
 def make_config(policy: PolicyManifest, train: Train) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ LOOK_S = 0.5
 # Weights, and AdamW's two moments; a new checkpoint stands beside the old one until it is whole.
 CHECKPOINT_OF_WEIGHTS = 3.0
 CHECKED = ("doctor-shared-memory", "doctor-disk")
+OPEN_FILES, OPEN_FILES_A_WORKER = 128, 32
 # HCCL listens on 16 ports from this one for each host (HCCL_IF_BASE_PORT; CANN's default).
 HCCL_FIRST_PORT, HCCL_PORTS = 60000, 16
 
@@ -64,9 +66,32 @@ def check(
     for fault in examine(needs).faults:
         if fault.code in CHECKED:
             raise NotAble(fault.code, f"{fault.message}: {fault.consequence}", do=fault.mend)
+    check_open_files(run.train.workers)
     check_ports(needed_ports(run.device))
     if hosts.count > 1 and hosts.is_first:
         check_ports([hosts.port + 1], do="or give STACK_FIRST_HOST another port")
+
+
+def check_open_files(workers: int) -> None:
+    """Raises NotAble where a trainer could not open as many files as its loader's batches need.
+
+    A worker hands over each tensor as an open file; one that it cannot open is lost, and nobody says so.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES + workers * OPEN_FILES_A_WORKER
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise NotAble(
+            "open-files-few",
+            f"a process may open {hard} files here; a trainer with {workers} loader workers wants {wanted}",
+            do="raise the limit ('ulimit -Hn', docker's --ulimit nofile), or lower train.workers",
+        )
+
+
+def raise_open_files() -> None:
+    """Let this process, and those it starts, open as many files as the system's limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def needed_ports(device: DeviceManifest) -> list[int]:

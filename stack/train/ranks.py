@@ -29,14 +29,17 @@ class Ranks:
         """The policy for the forward pass: as it is, or replicated with averaged gradients.
 
         Some tensors of pi0.5 never get a gradient (the language model's last layer feeds nothing), so that
-        the replica must look for unused ones.
+        the replica must look for unused ones. Its buffers are constants, equal on all ranks: to exchange
+        them would make every rank wait in its forward pass for the slowest, and hide which one that is.
         """
         if self.world == 1:
             return policy
         from torch.nn.parallel import DistributedDataParallel
 
         ids = None if device.kind == "cpu" else [device.index]
-        return DistributedDataParallel(policy, device_ids=ids, find_unused_parameters=True)
+        return DistributedDataParallel(
+            policy, device_ids=ids, find_unused_parameters=True, broadcast_buffers=False
+        )
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""

@@ -10,7 +10,7 @@ from stack.devices import Device
 from stack.manifests.run import RunManifest
 from stack.train import checkpoint
 from stack.train.average import Average
-from stack.train.data import Order, open_dataset
+from stack.train.data import Order, open_dataset, sample_of
 from stack.train.holdout import Held, hold_out
 from stack.train.job import Job
 from stack.train.objective import make_objective
@@ -150,7 +150,7 @@ def _prove(job: Job, policy: Any, processors: Processors, dataset: Any, emit: Em
     share, parameters = weights.filled_frac, weights.parameters
     emit("log", text=f"weights: {weights.tensors} tensors fill {share:.1%} of {parameters:,} parameters")
     golden = prove_tokenizer(processors, job.tokenizer, job.golden)
-    sample = dataset[0]
+    sample = sample_of(dataset, 0)
     prove_statistics(processors, job.dataset, sample)
     tokens, limit = prompt_tokens(processors, sample), job.run.policy.tokenizer_max_length
     if tokens > limit:

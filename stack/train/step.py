@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stack.devices import Device
@@ -51,7 +52,7 @@ def forward_backward(
     started = time.perf_counter()
     for micro in range(accumulation):
         asked = time.perf_counter()
-        batch = next_batch(batches, session.dataset)
+        batch = next_batch(batches, session.dataset, partial(session.order.frames_of, number - 1, micro))
         wait_s += time.perf_counter() - asked
         is_last = micro == accumulation - 1
         # Gradients need to meet those of the other ranks only once a step.

@@ -150,6 +150,7 @@ def _add_adapters(policy: Any, lora: Lora, run: RunManifest) -> Any:
 
     peft = lines.adapters()
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    _check_expression(lora.targets)
     if not any(_matches(name, lora.targets) for name, _ in policy.named_modules()):
         raise BadRequest(
             "lora-targets-unknown",
@@ -164,6 +165,17 @@ def _add_adapters(policy: Any, lora: Lora, run: RunManifest) -> Any:
     # Adapters stay in float32 even where the policy is bfloat16: peft's default, which small updates need.
     model = peft.get_peft_model(policy, config)
     return model
+
+
+def _check_expression(targets: str | tuple[str, ...]) -> None:
+    if not isinstance(targets, str):
+        return
+    try:
+        re.compile(targets)
+    except re.error as error:
+        raise BadRequest(
+            "lora-targets-broken", f"train.lora.targets is no regular expression: {error}: {targets}"
+        ) from error
 
 
 def _matches(name: str, targets: str | tuple[str, ...]) -> bool:

@@ -61,7 +61,8 @@ def load_weights(policy: Any, folder: Path, allowed_random: Sequence[str] = ()) 
             does not fit may stay random where one matches.
 
     Raises:
-        BadRequest: the file is missing, broken, or does not fill the policy; a pattern matches nothing.
+        BadRequest: the file is missing, broken, does not fill the policy, or has values that are no numbers;
+            a pattern matches nothing.
         WorkFailed: the values in the policy are not those of the file.
     """
     file = folder / WEIGHTS_FILE
@@ -75,6 +76,7 @@ def load_weights(policy: Any, folder: Path, allowed_random: Sequence[str] = ()) 
     open_names = {name for name in state if shared[name] not in filled}
     allowed = {name for name in {*unfit, *open_names} if _matches(name, allowed_random)}
     _refuse(file, sorted(unfit - allowed), sorted(open_names - unfit - allowed), dropped, mapped, state)
+    _refuse_odd_values(file, mapped, fitting)
     missing, unexpected = policy.load_state_dict(fitting, strict=False)
     if unexpected or {name for name in missing if shared[name] not in filled} != open_names:
         raise WorkFailed("weights-not-loaded", f"torch reports missing {missing}, unexpected {unexpected}")
@@ -182,6 +184,23 @@ def _refuse(
             where=str(file),
             do="take the right weights or dimensions; or, for tensors that shall start at random values, "
             "name them in policy.random_tensors",
+        )
+
+
+def _refuse_odd_values(file: Path, mapped: Mapping[str, tuple[str, Any]], fitting: Mapping[str, Any]) -> None:
+    """A sum is finite only where all values are, and takes no memory; an overflow of it is looked at."""
+    odd = []
+    for name, tensor in fitting.items():
+        if not bool(tensor.sum().isfinite()) and (count := int((~tensor.isfinite()).sum())):
+            odd.append(f"{mapped[name][0]} ({count} of {tensor.numel()})")
+    if odd:
+        more = f" and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
+        raise BadRequest(
+            "weights-not-finite",
+            f"{len(odd)} tensors of the weights have values that are not finite: "
+            f"{', '.join(odd[:SHOWN])}{more}",
+            where=str(file),
+            do="take the right weights: those of a training that has come to grief are of no use",
         )
 
 

@@ -27,6 +27,7 @@ from stack.train import offline
 from stack.train.child import LAUNCHER_ENV
 from stack.train.failure import record_failure
 from stack.train.job import Job
+from stack.train.preflight import raise_open_files
 from stack.train.result import RESULT, Outcome, TrainResult, fifths
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def emitter(path: Path, is_first_rank: bool) -> Callable[..., None]:
 
 def main(job_file: Path) -> int:
     job = Job.read(job_file)
+    raise_open_files()
     offline.install_guard(job.outside, allow=filter(None, [os.environ.get("MASTER_ADDR")]))
     stop = Stop()
     rank = int(os.environ.get("RANK", "0"))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stack.train.ahead import Ahead, AheadLoader
+from stack.train.ahead import Ahead, AheadLoader, NothingCame
 
 
 def numbers(count: int, taken: list[int], error: Exception | None = None) -> Iterator[int]:
@@ -80,3 +80,22 @@ def test_waiting_for_data_is_hidden_behind_the_step() -> None:
         waits_s.append(time.perf_counter() - asked)
         time.sleep(0.04)
     assert sorted(waits_s)[6] < 0.01
+
+
+def test_what_does_not_come_is_told_in_time() -> None:
+    """And nobody waits for the thread that hangs with it."""
+    release = threading.Event()
+
+    def hangs() -> Iterator[int]:
+        yield 0
+        release.wait(60)
+
+    ahead = Ahead(hangs(), timeout_s=0.2)
+    assert next(ahead) == 0
+    began = time.monotonic()
+    with pytest.raises(NothingCame, match=r"within 0\.2 s"):
+        next(ahead)
+    ahead.close()
+    assert time.monotonic() - began < 3
+    release.set()
+    assert gone()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stack.errors import WorkFailed
 from stack.train.data import Order
 
 
@@ -146,3 +148,24 @@ def test_no_dataset_never_asks_a_hub(toys: Any, world: Any, tmp_path: Path) -> N
             out=tmp_path,
         )
     assert not missing.exists()
+
+
+def test_what_a_worker_raised_is_said_and_not_only_that_it_did(torch_module: Any) -> None:
+    """As torch hands it over, by its own wrapper; memory stays memory."""
+    from torch._utils import ExceptionWrapper
+
+    from stack.train.data import told_of_dead_workers
+
+    def raised(error: Exception) -> Any:
+        try:
+            raise error
+        except Exception:
+            return ExceptionWrapper(where="in DataLoader worker process 0")
+
+    full = RuntimeError("unable to open shared memory object: Too many open files (24)")
+    words = re.escape(f"a loader's worker failed: RuntimeError: {full}")
+    with pytest.raises(WorkFailed, match=words) as caught, told_of_dead_workers():
+        raised(full).reraise()
+    assert caught.value.id == "loader-worker-failed"
+    with pytest.raises(MemoryError), told_of_dead_workers():
+        raised(MemoryError("no")).reraise()

@@ -182,7 +182,10 @@ def test_a_signal_saves_and_stops(toys: Any, world: Any, tmp_path: Path) -> None
 def test_two_ranks_and_a_way_out_that_is_closed(
     toys: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes by torch's launcher; in each, a planted library tries to call home."""
+    """Two processes by torch's launcher; in each, a planted library tries to call home.
+
+    One frame is held out: the second rank has none to evaluate, and nobody waits for it.
+    """
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core")
     planted = """
@@ -201,10 +204,9 @@ def test_two_ranks_and_a_way_out_that_is_closed(
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(textwrap.dedent(planted))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    settings = {"holdout": {"episodes": [4], "every": 5, "frames": 1}, "batch_per_device": 2, "steps": 5}
     result = train(
-        toys.run_manifest(
-            device={"count": 2}, train={**STEPS, "batch_per_device": 2, "steps": 5, "workers": 0}
-        ),
+        toys.run_manifest(device={"count": 2}, train={**STEPS, **settings, "workers": 0}),
         dataset=world.dataset,
         mirror=world.mirror,
         models=world.models,
@@ -212,6 +214,7 @@ def test_two_ranks_and_a_way_out_that_is_closed(
         log=lambda _: None,
     )
     assert (result.outcome, result.world, result.steps) == ("finished", 2, 5), result.message
+    assert [(found["step"], found["frames"]) for found in result.evaluations] == [(5, 1)]
     states = sorted(
         p.name for p in (tmp_path / "out" / "checkpoints" / "last" / "training_state").glob("rng-*")
     )

@@ -450,6 +450,34 @@ def test_a_frame_that_only_the_other_host_cannot_read(site: Site) -> None:
 
 @long
 @pytest.mark.lerobot
+def test_a_slow_rank_of_the_other_host_is_named_and_its_steps_are_kept(site: Site) -> None:
+    """Host 1's disk takes a second a frame from its third step on; both end with that, step 3 is saved."""
+    planted = site.folder / "site"
+    planted.mkdir()
+    (planted / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "if any('stack.train.worker' in word for word in sys.orig_argv):\n"
+        "    from stack.train import data\n"
+        "    read, calls = data.Samples.__getitem__, []\n"
+        "    def slow(self, index):\n"
+        "        calls.append(index)\n"
+        "        time.sleep(1.0 if len(calls) > 4 else 0.0)\n"
+        "        return read(self, index)\n"
+        "    data.Samples.__getitem__ = slow\n"
+    )
+    path = f"{planted}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    settings = {**LONG_RUN, "lag_steps": 2}
+    first, other = site.launch(0, **settings), site.launch(1, env={"PYTHONPATH": path}, **settings)
+    assert [first.wait(), other.wait(60)] == [4, 4]
+    assert first.end == other.end and first.end.startswith("lagging rank 1 needed ")
+    assert "for its part of step 4" in first.end
+    result = read_json(first.out / "train" / "result.json")
+    assert "step 3 is saved; go on with --resume" in result["message"]
+    assert [c["step"] for c in result["checkpoints"]] == [3] and len(result["first_losses"]) == 3
+
+
+@long
+@pytest.mark.lerobot
 @pytest.mark.parametrize("asked", [0, 1])
 def test_sigterm_to_one_host_saves_and_stops_both(site: Site, asked: int) -> None:
     hosts = [site.launch(index, **LONG_RUN) for index in (0, 1)]

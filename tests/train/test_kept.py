@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stack.errors import BadRequest
-from stack.train.guard import Guard
+from stack.train.guard import RANGE_LIMIT, Guard, Trip
+from stack.train.kept import read, replay
 
 NAN_STEPS = (3, 5)
 
@@ -110,7 +112,7 @@ def test_a_replay_gives_the_loss_again(toys: Any, world: Any, tmp_path: Path) ->
 def test_an_input_beyond_the_statistics(
     toys: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_bad_step: str
 ) -> None:
-    """One action of one frame is 40 where the channel is within 1; the loss alone would not show it."""
+    """One action of one frame is 8 where the channel is within 1; the loss alone would not show it."""
     from stack.train.data import Collate, Order
 
     original = Collate.__call__
@@ -119,21 +121,25 @@ def test_an_input_beyond_the_statistics(
     def planted(self: Collate, samples: list[Any]) -> Any:
         for sample in samples:
             if int(sample["index"]) == bad:
-                sample["action"][0, 7] = 40.0
+                sample["action"][0, 7] = 8.0
         return original(self, samples)
 
     monkeypatch.setattr(Collate, "__call__", planted)
-    train = {"steps": 4, "input_limit": 20, "on_bad_step": on_bad_step}
-    _, run = toys.run_here(toys.make_job(world, tmp_path, train=train))
+    train = {"steps": 4, "input_limit": 5, "on_bad_step": on_bad_step}
+    session, run = toys.run_here(toys.make_job(world, tmp_path, train=train))
     trip = run.trip if on_bad_step == "stop" else run.skipped[0]
-    assert (trip.outcome, trip.step) == ("beyond", 3) and "train.input_limit is 20" in trip.message
+    assert (trip.outcome, trip.step) == ("beyond", 3) and "train.input_limit is 5" in trip.message
     assert (tmp_path / "kept" / "step-000003-rank-0.pt").is_file()
     if on_bad_step == "skip":
         assert run.trip is None and [loss is None for loss in run.losses] == [False, False, True, False]
     else:
         found = run.culprits[0]
         episode, frame = divmod(bad, toys.LENGTH)
-        assert (found.channel, found.value, found.episode, found.frame) == ("joint_7", 40.0, episode, frame)
+        assert (found.channel, found.value, found.episode, found.frame) == ("joint_7", 8.0, episode, frame)
+        # A replay names what the training named, below the usual limit of ten times, too.
+        kept = read(tmp_path / "kept" / "step-000003-rank-0.pt")
+        assert replay(session, kept).culprits[0].channel == "joint_7"
+        assert 5 < found.normalised < RANGE_LIMIT
 
 
 def test_a_file_that_is_no_kept_batch(tmp_path: Path) -> None:
@@ -180,3 +186,65 @@ def test_a_training_that_does_not_move_stops(toys: Any, world: Any, tmp_path: Pa
     train = {**train, "learning_rate": 3e-3, "steps": 21}
     _, moving = toys.run_here(toys.make_job(world, tmp_path / "moving", train=train))
     assert moving.trip is None
+
+
+@pytest.mark.lerobot
+def test_what_was_trained_before_a_rank_lagged_is_saved(
+    toys: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step that is not taken was seeded already; a resume takes it as if nothing had been."""
+    train = {"steps": 5}
+    _, straight = toys.run_here(toys.make_job(world, tmp_path / "straight", train=train))
+    with monkeypatch.context() as patch:
+        slow = Trip("lagging", 4, "rank 0 needed 9 s")
+        patch.setattr(Guard, "ranks", lambda self, step, busy_s: slow if step == 4 else None)
+        job = toys.make_job(world, tmp_path / "out", train=train)
+        _, run = toys.run_here(job)
+    assert run.trip == slow and "step 3 is saved; go on with --resume" in run.message
+    assert [folder.name for folder in job.checkpoints.glob("[0-9]*")] == ["000003"]
+    session, resumed = toys.run_here(toys.make_job(world, tmp_path / "out", is_resume=True, train=train))
+    assert session.start.step == 3 and resumed.losses == straight.losses
+
+
+@pytest.mark.lerobot
+def test_a_slow_rank_of_two_is_named(
+    toys: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes; the second one's disk takes a second a frame from its third step on."""
+    from stack.train import train
+
+    plant_a_slow_disk(tmp_path / "site", monkeypatch, rank=1, after_reads=4)
+    settings = {"steps": 20, "batch_per_device": 2, "lag_steps": 2, "save_every": 100}
+    result = train(
+        toys.run_manifest(device={"count": 2}, train=settings),
+        dataset=world.dataset,
+        mirror=world.mirror,
+        models=world.models,
+        out=tmp_path / "out",
+        log=lambda _: None,
+    )
+    assert (result.outcome, int(result.exit)) == ("lagging", 4), result.message
+    assert "rank 1 needed" in result.message and "look at that device and at the disk" in result.message
+    # Its third step was the first slow one; the fourth is the second on end.
+    assert result.steps == 3 and [c["step"] for c in result.checkpoints] == [3]
+    assert sorted(p.name for p in (tmp_path / "out" / "kept").iterdir()) == [
+        "step-000004-rank-0.pt",
+        "step-000004-rank-1.pt",
+    ]
+
+
+def plant_a_slow_disk(site: Path, monkeypatch: pytest.MonkeyPatch, *, rank: int, after_reads: int) -> None:
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if any('stack.train.worker' in word for word in sys.orig_argv) and "
+        f"os.environ.get('RANK') == '{rank}':\n"
+        "    from stack.train import data\n"
+        "    read, calls = data.Samples.__getitem__, []\n"
+        "    def slow(self, index):\n"
+        "        calls.append(index)\n"
+        f"        time.sleep(1.0 if len(calls) > {after_reads} else 0.0)\n"
+        "        return read(self, index)\n"
+        "    data.Samples.__getitem__ = slow\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

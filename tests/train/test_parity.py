@@ -18,6 +18,7 @@ pytestmark = pytest.mark.lerobot
 LOSS, GRAD_NORM, CHUNK_SUM = 2.44008207321167, 1.9057192735761306, 724.1622314453125
 CHUNK_START = [-1.1597930192947388, -2.3400204181671143, -0.16826672852039337]
 LOSS_BF16, GRAD_NORM_BF16 = 2.4399867057800293, 1.9063019223931439
+CHUNK_SUM_BF16, CHUNK_START_BF16 = 724.155517578125, [-1.16412448, -2.34052610, -0.16551645]
 
 
 @pytest.fixture(scope="module")
@@ -72,23 +73,32 @@ def loss_and_norm(policy: Any, inputs: dict[str, Any]) -> tuple[float, float]:
     return loss.item(), sum(squares) ** 0.5
 
 
+def sampled(policy: Any, inputs: dict[str, Any]) -> Any:
+    """A chunk of actions in five steps: float32 (2, 10, 32)."""
+    policy.eval()
+    given = {key: inputs[key] for key in ("images", "img_masks", "tokens", "masks", "noise")}
+    return policy.model.sample_actions(**given, num_steps=5)
+
+
 def test_float32(toys: Any, world: Any, inputs: dict[str, Any]) -> None:
     policy = build(toys, world.mirror / "toy-pi05", "float32")
     loss, norm = loss_and_norm(policy, inputs)
     assert loss == pytest.approx(LOSS, abs=1e-5)
     assert norm == pytest.approx(GRAD_NORM, rel=1e-5)
-    policy.eval()
-    picture = {key: inputs[key] for key in ("images", "img_masks", "tokens", "masks", "noise")}
-    chunk = policy.model.sample_actions(**picture, num_steps=5)
+    chunk = sampled(policy, inputs)
     assert chunk.abs().sum().item() == pytest.approx(CHUNK_SUM, rel=1e-5)
     assert chunk[0, 0, :3].tolist() == pytest.approx(CHUNK_START, abs=1e-4)
 
 
 def test_bfloat16(toys: Any, world: Any, inputs: dict[str, Any]) -> None:
     """The older line also casts the vision tower, hence the wider band."""
-    loss, norm = loss_and_norm(build(toys, world.mirror / "toy-pi05", "bfloat16"), inputs)
+    policy = build(toys, world.mirror / "toy-pi05", "bfloat16")
+    loss, norm = loss_and_norm(policy, inputs)
     assert loss == pytest.approx(LOSS_BF16, abs=2e-3)
     assert norm == pytest.approx(GRAD_NORM_BF16, rel=2e-3)
+    chunk = sampled(policy, inputs)
+    assert chunk.abs().sum().item() == pytest.approx(CHUNK_SUM_BF16, rel=1e-4)
+    assert chunk[0, 0, :3].tolist() == pytest.approx(CHUNK_START_BF16, abs=0.02)
 
 
 def test_the_prompt_is_seen(toys: Any, world: Any, inputs: dict[str, Any]) -> None:

@@ -186,6 +186,16 @@ def test_the_childs_environment(tmp_path: Path) -> None:
     )
 
 
+def test_what_another_launcher_said_of_ranks_is_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster's pod of one process has these; the trainer would take itself for rank 3. Ascend's stay."""
+    for name, value in (("RANK", "3"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "2"), ("RANK_TABLE_FILE", "/t")):
+        monkeypatch.setenv(name, value)
+    env = environment(tmp_path, is_cpu=False, ranks=1)
+    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & env.keys() and env["RANK_TABLE_FILE"] == "/t"
+
+
 def test_models_that_are_not_there(toys: Any, world: Any, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"policy\.weights is 'toy-pi0'"):
         toys.make_job(world, tmp_path / "a", policy={"weights": "toy-pi0"})

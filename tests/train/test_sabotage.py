@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ class Stage:
     toys: Any
     world: Any
     folder: Path
+    patch: pytest.MonkeyPatch
+    steps: list[float] = field(default_factory=list)
+    """When the training has told of a step: its last sign of being well."""
 
     def other_world(self, *, dataset: Path | None = None, mirror: Path | None = None) -> Any:
         world = self.world
@@ -53,20 +56,47 @@ class Stage:
 
     def door(self, log: Callable[[str], None] = lambda _: None, **changes: Any) -> TrainResult:
         world = self.world
+
+        def noted(line: str) -> None:
+            if line.startswith("step "):
+                self.steps.append(time.monotonic())
+            log(line)
+
         return train(
             self.toys.run_manifest(**changes),
             dataset=world.dataset,
             mirror=world.mirror,
             models=world.models,
             out=self.folder / "out",
-            log=log,
+            log=noted,
         )
+
+    def plant(self, code: str) -> None:
+        """Let every trainer that is started from here run `code` before anything else."""
+        site = self.folder / "site"
+        site.mkdir()
+        guard = "if any('stack.train.worker' in word for word in sys.orig_argv):\n"
+        body = "".join(f"    {line}\n" for line in code.splitlines())
+        (site / "sitecustomize.py").write_text(f"import os, sys\n{guard}{body}")
+        self.patch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 def cut_weights(stage: Stage) -> str:
     mirror = stage.copied(stage.world.mirror)
     file = mirror / "toy-pi05" / "model.safetensors"
     os.truncate(file, file.stat().st_size // 2)
+    return stage.here(stage.other_world(mirror=mirror))
+
+
+def weights_that_are_no_numbers(stage: Stage) -> str:
+    """One value of one tensor, as a training leaves it that has come to grief."""
+    from safetensors.torch import load_file, save_file
+
+    mirror = stage.copied(stage.world.mirror)
+    file = mirror / "toy-pi05" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["action_in_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, file)
     return stage.here(stage.other_world(mirror=mirror))
 
 
@@ -154,6 +184,86 @@ def broken_video(stage: Stage) -> str:
     return stage.here(stage.other_world(dataset=dataset), train={"steps": 30})
 
 
+def video_cut_short(stage: Stage) -> str:
+    """A copy that broke off: half of the file is there, its index among it."""
+    dataset = stage.copied(stage.world.dataset)
+    (file,) = (dataset / "videos" / "observation.images.hand").rglob("*.mp4")
+    os.truncate(file, file.stat().st_size // 2)
+    return stage.here(stage.other_world(dataset=dataset), train={"steps": 30})
+
+
+def missing_rows(stage: Stage) -> str:
+    """A file of the dataset is not there: lerobot's reader would look it up on a hub."""
+    dataset = stage.copied(stage.world.dataset)
+    (file,) = (dataset / "data").rglob("*.parquet")
+    file.unlink()
+    return stage.here(stage.other_world(dataset=dataset))
+
+
+def broken_rows(stage: Stage) -> str:
+    dataset = stage.copied(stage.world.dataset)
+    (file,) = (dataset / "data").rglob("*.parquet")
+    os.truncate(file, file.stat().st_size // 2)
+    return stage.here(stage.other_world(dataset=dataset))
+
+
+def statistics_that_are_too_short(stage: Stage) -> str:
+    dataset = stage.copied(stage.world.dataset)
+    stats = read_json(dataset / "meta" / "stats.json")
+    stats["action"]["q99"].pop()
+    write_json(dataset / "meta" / "stats.json", stats)
+    return stage.here(stage.other_world(dataset=dataset))
+
+
+def statistics_without_quantiles(stage: Stage) -> str:
+    """As lerobot wrote them before it had any."""
+    dataset = stage.copied(stage.world.dataset)
+    stats = read_json(dataset / "meta" / "stats.json")
+    stats["observation.state"].pop("q01")
+    write_json(dataset / "meta" / "stats.json", stats)
+    return stage.here(stage.other_world(dataset=dataset))
+
+
+def tasks_that_are_gone(stage: Stage) -> str:
+    """The table of task texts is there, and empty."""
+    import pyarrow.parquet as pq
+
+    dataset = stage.copied(stage.world.dataset)
+    file = dataset / "meta" / "tasks.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    return stage.here(stage.other_world(dataset=dataset))
+
+
+def older_version(stage: Stage) -> str:
+    dataset = stage.copied(stage.world.dataset)
+    info = read_json(dataset / "meta" / "info.json")
+    write_json(dataset / "meta" / "info.json", {**info, "codebase_version": "v2.1"})
+    return stage.here(stage.other_world(dataset=dataset))
+
+
+def hub_lookup(stage: Stage) -> str:
+    """A library that asks a hub in the middle of the training, past the offline switches."""
+    stage.plant(
+        "from stack.train import session\n"
+        "original = session.make_objective\n"
+        "def make(*given):\n"
+        "    objective, calls = original(*given), []\n"
+        "    def ask(*_):\n"
+        "        calls.append(1)\n"
+        "        if len(calls) == 3:\n"
+        "            import urllib.request\n"
+        "            urllib.request.urlopen('https://hub.invalid/api/models/pi05', timeout=20)\n"
+        "    objective.register_forward_pre_hook(ask)\n"
+        "    return objective\n"
+        "session.make_objective = make\n"
+    )
+    try:
+        return stage.door(train={"steps": 100}).message
+    finally:
+        recorded = (stage.folder / "out" / "outside-connections.txt").read_text()
+        assert recorded == "socket.getaddrinfo hub.invalid\n"
+
+
 def missing_video(stage: Stage) -> str:
     """Gone while the training runs: a share that is unmounted, say. An open file would not notice."""
     dataset = stage.copied(stage.world.dataset)
@@ -205,6 +315,22 @@ def adapters_for_nothing(stage: Stage) -> str:
     return stage.here(train={"lora": {"targets": ["q_poj"]}})
 
 
+def broken_expression(stage: Stage) -> str:
+    return stage.here(train={"lora": {"targets": "(q_proj"}})
+
+
+def another_launcher(stage: Stage) -> str:
+    """As `torchrun --nproc-per-node 2 stack train` would start it, twice and each for both."""
+    stage.patch.setenv("WORLD_SIZE", "2")
+    stage.patch.setenv("RANK", "1")
+    return stage.door().message
+
+
+def out_that_cannot_be_made(stage: Stage) -> str:
+    (stage.folder / "out").write_text("a file")
+    return stage.door().message
+
+
 def full_disk(stage: Stage) -> str:
     import resource
 
@@ -242,6 +368,37 @@ def little_shared_memory(stage: Stage) -> str:
     shm = os.statvfs("/dev/shm")
     workers = shm.f_frsize * shm.f_bavail // (64 * 1024**2) + 1
     return stage.door(train={"workers": workers}).message
+
+
+def a_batch_that_is_lost(stage: Stage) -> str:
+    """A worker that may open no more files cannot hand over what it has made, and lives on."""
+    stage.plant(
+        "from stack.train import data\n"
+        "make, calls = data.Collate.__call__, []\n"
+        "def loses(self, samples):\n"
+        "    import resource\n"
+        "    batch = make(self, samples)\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 3:\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "    return batch\n"
+        "data.Collate.__call__ = loses\n"
+    )
+    return stage.door(train={"steps": 100, "workers": 1, "data_timeout_s": 5}).message
+
+
+def few_open_files(stage: Stage) -> str:
+    from stack.train.preflight import check_open_files
+
+    with stage.patch.context() as patch:
+        patch.setattr("resource.getrlimit", lambda _: (64, 256))
+        check_open_files(workers=4)
+        check_open_files(workers=8)
+    return ""
+
+
+def horizon_beyond_the_episodes(stage: Stage) -> str:
+    return stage.here(policy={"action_horizon": 100_000})
 
 
 def too_few_devices(stage: Stage) -> str:
@@ -350,48 +507,103 @@ def rank_that_fails_first(stage: Stage) -> str:
 
     order = Order(stage.toys.EPISODES * stage.toys.LENGTH, 2, 1000, world=2, rank=1)
     frame = next(iter(order.batches(2, 3)))[0]
-    planted = stage.folder / "site"
-    planted.mkdir()
-    (planted / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if any('stack.train.worker' in word for word in sys.orig_argv):\n"
-        "    from stack.train import data\n"
-        "    read = data.Samples.__getitem__\n"
-        "    def planted(self, index):\n"
-        f"        if index == {frame}:\n"
-        "            return data.Unreadable(index, 'the disk says no')\n"
-        "        return read(self, index)\n"
-        "    data.Samples.__getitem__ = planted\n"
+    stage.plant(
+        "from stack.train import data\n"
+        "read = data.Samples.__getitem__\n"
+        "def planted(self, index):\n"
+        f"    if index == {frame}:\n"
+        "        return data.Unreadable(index, 'the disk says no')\n"
+        "    return read(self, index)\n"
+        "data.Samples.__getitem__ = planted\n"
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{planted}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-        settings = {"batch_per_device": 2, "steps": 100, "warmup_steps": 1}
-        return stage.door(device={"count": 2}, train=settings).message
+    settings = {"batch_per_device": 2, "steps": 100, "warmup_steps": 1}
+    return stage.door(device={"count": 2}, train=settings).message
+
+
+def loader_that_hangs(stage: Stage) -> str:
+    """A worker that waits for its disk for ever: alive, and silent."""
+    stage.plant(
+        "from stack.train import data\n"
+        "read, calls = data.Samples.__getitem__, []\n"
+        "def hangs(self, index):\n"
+        "    import time\n"
+        "    calls.append(index)\n"
+        "    time.sleep(600 if len(calls) == 9 else 0)\n"
+        "    return read(self, index)\n"
+        "data.Samples.__getitem__ = hangs\n"
+    )
+    return stage.door(train={"steps": 100, "workers": 1, "data_timeout_s": 5}).message
+
+
+def two_workers_in_64_mb(stage: Stage) -> str:
+    """A container's default: /dev/shm is 64 MB, in a namespace of mounts where that is really so."""
+    enter = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*enter, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user cannot mount in a namespace of its own")
+    job = stage.toys.make_job(stage.world, stage.folder / "out", train={"workers": 2})
+    job.write(job.out / "job.json")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from stack.train import preflight\n"
+        "from stack.train.job import Job\n"
+        "preflight.check(Job.read(Path(sys.argv[1])), print)\n"
+    )
+    done = subprocess.run(
+        [*enter, sys.executable, "-c", code, str(job.out / "job.json")], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    return done.stderr
 
 
 CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
     (cut_weights, "weights-broken", "cut short or no safetensors"),
     (weights_of_another_policy, "weights-do-not-fit", "action_in_proj.weight: not in the file"),
+    (weights_that_are_no_numbers, "weights-not-finite", "action_in_proj.weight (1 of "),
     (wrong_tokenizer, "golden-differs", "the tokenizer does not encode as it must"),
     (no_model, "model-missing", "the mirror has no model.safetensors of 'toy-pi05'"),
     (no_dataset, "dataset-missing", "there is no dataset here"),
     (nan_in_a_row, "", "action 'joint_4' = nan"),
     (gradient_that_overflows, "", "the gradient norm of step 1 is"),
     (broken_video, "sample-unreadable", "cannot be read"),
+    (video_cut_short, "sample-unreadable", "episode "),
+    (missing_rows, "dataset-incomplete", "the dataset misses data/chunk-000/file-000.parquet"),
+    (broken_rows, "dataset-unreadable", "lerobot cannot read the dataset"),
+    (
+        statistics_that_are_too_short,
+        "dataset-statistics",
+        "q99 of action has 15 values, and the feature has 16",
+    ),
+    (statistics_without_quantiles, "dataset-statistics", "q01 of observation.state has 0 values"),
+    (tasks_that_are_gone, "sample-unreadable", "episode 0 frame 0 (row 0) cannot be read: IndexError"),
+    (older_version, "dataset-version", "the dataset is of version v2.1, and training reads v3.0"),
+    (hub_lookup, "outside-connection", "to hub.invalid refused: training never leaves this machine"),
     (missing_video, "sample-unreadable", "cannot be opened"),
     (unsliced_state, "policy-too-narrow", "observation.state is 163 wide, and the policy takes 32"),
     (wrong_global_batch, "", "global_batch is 32, but batch_per_device 4"),
     (adapters_for_nothing, "lora-targets-unknown", "matches no layer of the policy"),
+    (broken_expression, "lora-targets-broken", "is no regular expression"),
+    (another_launcher, "launched-as-a-rank", "started as rank 1 of 2 by another launcher"),
+    (out_that_cannot_be_made, "folder-not-writable", "nothing can be written here"),
     (full_disk, "checkpoint-not-written", "checkpoint of step 6"),
     (changed_checkpoint, "checkpoint-weights-changed", "not the ones that were written with it"),
     (changed_optimiser, "checkpoint-file-changed", "a file of the checkpoint is not the one"),
     (little_shared_memory, "doctor-shared-memory", "workers die with a bus error"),
+    (two_workers_in_64_mb, "", "/dev/shm has 67 MB free; 2 loader workers want 134 MB"),
+    (few_open_files, "open-files-few", "may open 256 files here; a trainer with 8 loader workers wants 384"),
+    (
+        horizon_beyond_the_episodes,
+        "horizon-beyond-episodes",
+        "is 100000, and the longest episode has 24 frames",
+    ),
     (too_few_devices, "devices-missing", "device.count is 4096"),
     (port_in_use, "port-in-use", "is in use, and the ranks need it to meet"),
     (stale_trainer, "train-still-running", "of an earlier start still trains in this folder"),
     (one_process_for_two, "", "1 processes were started, and device.count asks for 2"),
     (killed_trainer, "", "was killed by signal 9 (SIGKILL) from outside"),
     (killed_loader_worker, "loader-worker-died", "a loader's worker has died"),
+    (loader_that_hangs, "loader-stuck", "no batch has come from the loader's workers for 5 s"),
+    (a_batch_that_is_lost, "loader-stuck", "no batch has come from the loader's workers for 5 s"),
     (killed_rank, "", "rank 1 (process "),
     (rank_that_fails_first, "sample-unreadable", "rank 1: episode "),
 ]
@@ -399,14 +611,25 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
 
 @pytest.mark.parametrize(("sabotage", "id", "words"), CATALOGUE, ids=[c[0].__name__ for c in CATALOGUE])
 def test_sabotage_stops_with_the_right_words(
-    toys: Any, world: Any, tmp_path: Path, sabotage: Callable[[Stage], str], id: str, words: str
+    toys: Any,
+    world: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sabotage: Callable[[Stage], str],
+    id: str,
+    words: str,
 ) -> None:
     started = time.monotonic()
     found = ""
+    stage = Stage(toys, world, tmp_path, monkeypatch)
     try:
-        said = sabotage(Stage(toys, world, tmp_path))
+        said = sabotage(stage)
     except StackError as error:
         said, found = f"{error.what} {error.where}", error.id
     assert found == id, said
     assert words in said
-    assert time.monotonic() - started < 120, "it hung"
+    # Without a step, this counts the start of a process that imports lerobot.
+    limit_s, since = (60, stage.steps[-1]) if stage.steps else (120, started)
+    took_s = time.monotonic() - since
+    assert took_s < limit_s, "it hung"
+    print(f"{sabotage.__name__}: words after {took_s:.1f} s")

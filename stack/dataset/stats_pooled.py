@@ -20,7 +20,7 @@ from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats,
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 
 HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 4 << 20
 READ_BYTES = 1 << 20
 READ_ROWS = 4096
 GROUPS_BYTES = 4 << 20

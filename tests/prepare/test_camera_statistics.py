@@ -248,6 +248,22 @@ def test_a_clip_that_is_not_kept_is_sampled_and_told(source, right, delivery, lo
     assert (counts["clips_as_stored"], counts["clips_sampled"]) == (4, 2)
 
 
+def test_kept_and_sampled_clips_stand_in_one_table(source, right, load, tmp_path, monkeypatch):
+    """Of each episode another camera is sampled, in row groups of one: columns must keep their order."""
+    monkeypatch.setattr("stack.dataset.write_meta.EPISODES_AT_ONCE", 1)
+    spoiled = {key: entry for key, entry in right.items() if key not in ((HAND, 1), (HEAD, 2))}
+    loaded = load(f"sources: [{{path: {put(source, spoiled)}}}]")
+    prepare(loaded, out=tmp_path / "out", jobs=2)
+    (file,) = (tmp_path / "out/meta/episodes").rglob("*.parquet")
+    assert pq.ParquetFile(file).num_row_groups == len(LENGTHS)
+    _, own = written(tmp_path / "out")
+    for key, entry in right.items():
+        if key in spoiled:
+            assert {name: own[key][name] for name in entry} == entry
+        else:
+            np.testing.assert_allclose(np.ravel(own[key]["mean"]), np.ravel(entry["mean"]), atol=1e-12)
+
+
 def test_sampled_on_request(source, right, delivery, load, tmp_path):
     lying = {key: _other_scene(value) for key, value in right.items()}
     loaded = load(f"camera_statistics: sampled\nsources: [{{path: {put(source, lying)}}}]")

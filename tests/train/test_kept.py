@@ -210,7 +210,7 @@ def test_what_was_trained_before_a_rank_lagged_is_saved(
 def test_a_slow_rank_of_two_is_named(
     toys: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes; the second one's disk takes a second a frame from its third step on."""
+    """Two processes; the second one's disk takes half a second a frame from its third step on."""
     from stack.train import train
 
     plant_a_slow_disk(tmp_path / "site", monkeypatch, rank=1, after_reads=4)
@@ -243,7 +243,7 @@ def plant_a_slow_disk(site: Path, monkeypatch: pytest.MonkeyPatch, *, rank: int,
         "    read, calls = data.Samples.__getitem__, []\n"
         "    def slow(self, index):\n"
         "        calls.append(index)\n"
-        f"        time.sleep(1.0 if len(calls) > {after_reads} else 0.0)\n"
+        f"        time.sleep(0.5 if len(calls) > {after_reads} else 0.0)\n"
         "        return read(self, index)\n"
         "    data.Samples.__getitem__ = slow\n"
     )

@@ -210,11 +210,11 @@ def test_what_was_trained_before_a_rank_lagged_is_saved(
 def test_a_slow_rank_of_two_is_named(
     toys: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes; the second one's disk takes a second a frame from its third step on."""
+    """Two processes; the second one's disk takes half a second a frame from its third step on."""
     from stack.train import train
 
     plant_a_slow_disk(tmp_path / "site", monkeypatch, rank=1, after_reads=4)
-    settings = {"steps": 20, "batch_per_device": 2, "lag_steps": 2, "save_every": 100}
+    settings = {"steps": 30, "batch_per_device": 2, "lag_factor": 4, "lag_steps": 3, "save_every": 100}
     result = train(
         toys.run_manifest(device={"count": 2}, train=settings),
         dataset=world.dataset,
@@ -225,11 +225,11 @@ def test_a_slow_rank_of_two_is_named(
     )
     assert (result.outcome, int(result.exit)) == ("lagging", 4), result.message
     assert "rank 1 needed" in result.message and "look at that device and at the disk" in result.message
-    # Its third step was the first slow one; the fourth is the second on end.
-    assert result.steps == 3 and [c["step"] for c in result.checkpoints] == [3]
+    # The third step is the first slow one, and the fifth the third on end; a busy host may add to either.
+    assert 2 <= result.steps < 29 and [c["step"] for c in result.checkpoints] == [result.steps]
+    assert f"of step {result.steps + 1}, the others" in result.message
     assert sorted(p.name for p in (tmp_path / "out" / "kept").iterdir()) == [
-        "step-000004-rank-0.pt",
-        "step-000004-rank-1.pt",
+        f"step-{result.steps + 1:06d}-rank-{rank}.pt" for rank in (0, 1)
     ]
 
 
@@ -243,7 +243,7 @@ def plant_a_slow_disk(site: Path, monkeypatch: pytest.MonkeyPatch, *, rank: int,
         "    read, calls = data.Samples.__getitem__, []\n"
         "    def slow(self, index):\n"
         "        calls.append(index)\n"
-        f"        time.sleep(1.0 if len(calls) > {after_reads} else 0.0)\n"
+        f"        time.sleep(0.5 if len(calls) > {after_reads} else 0.0)\n"
         "        return read(self, index)\n"
         "    data.Samples.__getitem__ = slow\n"
     )

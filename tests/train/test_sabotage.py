@@ -372,19 +372,22 @@ def little_shared_memory(stage: Stage) -> str:
 
 def a_batch_that_is_lost(stage: Stage) -> str:
     """A worker that may open no more files cannot hand over what it has made, and lives on."""
-    stage.plant(
-        "from stack.train import data\n"
-        "make, calls = data.Collate.__call__, []\n"
-        "def loses(self, samples):\n"
-        "    import resource\n"
-        "    batch = make(self, samples)\n"
-        "    calls.append(1)\n"
-        "    if len(calls) == 3:\n"
-        "        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
-        "    return batch\n"
-        "data.Collate.__call__ = loses\n"
-    )
-    return stage.door(train={"steps": 100, "workers": 1, "data_timeout_s": 5}).message
+    import resource
+
+    from stack.train import data
+
+    make, calls = data.Collate.__call__, []
+
+    def loses(self: Any, samples: list[Any]) -> Any:
+        batch = make(self, samples)
+        calls.append(1)
+        if os.getpid() != here and len(calls) == 3:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        return batch
+
+    here = os.getpid()
+    stage.patch.setattr(data.Collate, "__call__", loses)
+    return stage.here(train={"steps": 100, "workers": 1, "data_timeout_s": 3})
 
 
 def few_open_files(stage: Stage) -> str:
@@ -522,17 +525,18 @@ def rank_that_fails_first(stage: Stage) -> str:
 
 def loader_that_hangs(stage: Stage) -> str:
     """A worker that waits for its disk for ever: alive, and silent."""
-    stage.plant(
-        "from stack.train import data\n"
-        "read, calls = data.Samples.__getitem__, []\n"
-        "def hangs(self, index):\n"
-        "    import time\n"
-        "    calls.append(index)\n"
-        "    time.sleep(600 if len(calls) == 9 else 0)\n"
-        "    return read(self, index)\n"
-        "data.Samples.__getitem__ = hangs\n"
-    )
-    return stage.door(train={"steps": 100, "workers": 1, "data_timeout_s": 5}).message
+    from stack.train import data
+
+    read, calls = data.Samples.__getitem__, []
+
+    def hangs(self: Any, index: int) -> Any:
+        calls.append(index)
+        time.sleep(600 if os.getpid() != here and len(calls) == 9 else 0)
+        return read(self, index)
+
+    here = os.getpid()
+    stage.patch.setattr(data.Samples, "__getitem__", hangs)
+    return stage.here(train={"steps": 100, "workers": 1, "data_timeout_s": 3})
 
 
 def two_workers_in_64_mb(stage: Stage) -> str:
@@ -602,8 +606,8 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
     (one_process_for_two, "", "1 processes were started, and device.count asks for 2"),
     (killed_trainer, "", "was killed by signal 9 (SIGKILL) from outside"),
     (killed_loader_worker, "loader-worker-died", "a loader's worker has died"),
-    (loader_that_hangs, "loader-stuck", "no batch has come from the loader's workers for 5 s"),
-    (a_batch_that_is_lost, "loader-stuck", "no batch has come from the loader's workers for 5 s"),
+    (loader_that_hangs, "loader-stuck", "no batch has come from the loader's workers for 3 s"),
+    (a_batch_that_is_lost, "loader-stuck", "no batch has come from the loader's workers for 3 s"),
     (killed_rank, "", "rank 1 (process "),
     (rank_that_fails_first, "sample-unreadable", "rank 1: episode "),
 ]

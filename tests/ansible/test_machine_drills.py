@@ -467,45 +467,6 @@ def newer_engine() -> Path:
     return folder
 
 
-def test_images_are_known_by_id_in_the_containerd_store_too(site: Site) -> None:
-    """The last drill: the tracking host gets an engine that names images by their manifests."""
-    subprocess.run(["docker", "cp", f"{newer_engine()}/.", f"tracking-{SET}:/root/engine-13"], check=True)
-    on(
-        "tracking",
-        "systemctl stop docker.socket docker containerd; "
-        "mount -t tmpfs -o size=600m content /var/lib/containerd; "
-        "dpkg --install --auto-deconfigure /root/engine-13/*.deb >/dev/null; "
-        f"echo '{CONTAINERD_STORE}' >/etc/docker/daemon.json; systemctl restart containerd docker",
-    )
-    assert "io.containerd.snapshotter" in on("tracking", "docker info -f '{{.DriverStatus}}'")
-    images = site.bundle / "images"
-    content = random.Random(9).randbytes(1 << 20)
-    id = save_image(images / "store.tar", "store:1", content)
-    other = save_image(images / "foreign.tar", "store:1", b"another")
-    wanted = [{"archive": "store.tar", "id": id, "tag": "store:1"}]
-
-    subprocess.run(["docker", "cp", str(images / "foreign.tar"), f"tracking-{SET}:/foreign.tar"], check=True)
-    on("tracking", "docker load -q -i /foreign.tar")
-    taken = site.play(["images"], "tracking", images_wanted=wanted)
-    assert f"error[image-tag-taken] store:1 is image {other} on this host" in taken.said
-    on("tracking", "docker rmi store:1")
-    good = site.play(["images"], "tracking", images_wanted=wanted)
-    assert good.code == 0, good.said
-    assert on("tracking", "docker image inspect -f '{{.Id}}' store:1").strip() != id, "named by its manifest"
-    held = on(
-        "tracking",
-        "docker create --name held store:1 >/dev/null; docker cp held:/payload - | tar -xO | sha256sum",
-    )
-    assert held.split()[0] == hashlib.sha256(content).hexdigest()
-    again = site.play(["images"], "tracking", images_wanted=wanted)
-    assert again.code == 0 and again.changed == {"tracking": 0}, again.report["changes"]
-    on("tracking", "docker rm held; docker tag store:1 kept:1; docker rmi store:1")
-    retagged = site.play(["images"], "tracking", images_wanted=wanted)
-    assert retagged.code == 0 and [one["task"] for one in retagged.report["changes"]] == [
-        "images : Give it its tag"
-    ], "what is held is not loaded again"
-
-
 # Without the right to set the machine's clock chronyd is not started; with -x it only says what it would do.
 WITHOUT_A_CLOCK = """mkdir -p /etc/systemd/system/chrony.service.d
 cat >/etc/systemd/system/chrony.service.d/test.conf <<'UNIT'
@@ -552,3 +513,42 @@ def test_a_host_follows_the_sites_time_server_and_gets_its_own_settings_back(sit
     assert gone.code == 0, gone.said
     assert on("tracking", f"cat {CHRONY}") == own
     assert ADDRESS["trainer1"] not in on("tracking", "chronyc -n -c sources")
+
+
+def test_images_are_known_by_id_in_the_containerd_store_too(site: Site) -> None:
+    """The last drill: the tracking host gets an engine that names images by their manifests."""
+    subprocess.run(["docker", "cp", f"{newer_engine()}/.", f"tracking-{SET}:/root/engine-13"], check=True)
+    on(
+        "tracking",
+        "systemctl stop docker.socket docker containerd; "
+        "mount -t tmpfs -o size=600m content /var/lib/containerd; "
+        "dpkg --install --auto-deconfigure /root/engine-13/*.deb >/dev/null; "
+        f"echo '{CONTAINERD_STORE}' >/etc/docker/daemon.json; systemctl restart containerd docker",
+    )
+    assert "io.containerd.snapshotter" in on("tracking", "docker info -f '{{.DriverStatus}}'")
+    images = site.bundle / "images"
+    content = random.Random(9).randbytes(1 << 20)
+    id = save_image(images / "store.tar", "store:1", content)
+    other = save_image(images / "foreign.tar", "store:1", b"another")
+    wanted = [{"archive": "store.tar", "id": id, "tag": "store:1"}]
+
+    subprocess.run(["docker", "cp", str(images / "foreign.tar"), f"tracking-{SET}:/foreign.tar"], check=True)
+    on("tracking", "docker load -q -i /foreign.tar")
+    taken = site.play(["images"], "tracking", images_wanted=wanted)
+    assert f"error[image-tag-taken] store:1 is image {other} on this host" in taken.said
+    on("tracking", "docker rmi store:1")
+    good = site.play(["images"], "tracking", images_wanted=wanted)
+    assert good.code == 0, good.said
+    assert on("tracking", "docker image inspect -f '{{.Id}}' store:1").strip() != id, "named by its manifest"
+    held = on(
+        "tracking",
+        "docker create --name held store:1 >/dev/null; docker cp held:/payload - | tar -xO | sha256sum",
+    )
+    assert held.split()[0] == hashlib.sha256(content).hexdigest()
+    again = site.play(["images"], "tracking", images_wanted=wanted)
+    assert again.code == 0 and again.changed == {"tracking": 0}, again.report["changes"]
+    on("tracking", "docker rm held; docker tag store:1 kept:1; docker rmi store:1")
+    retagged = site.play(["images"], "tracking", images_wanted=wanted)
+    assert retagged.code == 0 and [one["task"] for one in retagged.report["changes"]] == [
+        "images : Give it its tag"
+    ], "what is held is not loaded again"

@@ -10,13 +10,16 @@ M_MMAP_THRESHOLD = -3  # malloc.h
 LARGE_BYTES = 1 << 20
 
 
-def give_back() -> None:
-    """Takes about a millisecond; glibc and Arrow keep what earlier work needed, other allocators may not.
+def keep_little() -> None:
+    """From now on, large arrays go back as soon as they are freed: glibc would learn to keep those, too."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # mallopt(3), glibc only
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
-    From then on, large arrays go back as soon as they are freed: glibc would learn to keep those, too.
-    """
+
+def give_back() -> None:
+    """Takes about a millisecond; glibc and Arrow keep what earlier work needed, other allocators may not."""
     pa.default_memory_pool().release_unused()
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim") and hasattr(library, "mallopt"):  # glibc
-        library.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-        library.malloc_trim(0)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # malloc_trim(3), glibc only
+    if trim is not None:
+        trim(0)

@@ -20,6 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TypeVar
 
+from stack.dataset.memory import keep_little
 from stack.errors import BadRequest, WorkFailed
 from stack.folders import LOCK_NAME, PARTIAL_MARK
 
@@ -213,6 +214,7 @@ def can_fork() -> bool:
 def _begin_forked() -> None:
     """End with the parent at once, and hold none of its targets: a kill of the parent frees them."""
     gc.freeze()  # looking for garbage among what the parent made would copy all of its pages
+    keep_little()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):

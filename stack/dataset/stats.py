@@ -14,7 +14,7 @@ from stack.dataset.stats_order import QUANTILES, interpolated, quantile_ranks
 from stack.dataset.video_decode import decode_frames
 from stack.errors import BadRequest
 
-VALUES_AT_ONCE = 2_500_000  # bounds the float64 copy: 20 MB, 8 channels of 305,425 rows
+VALUES_AT_ONCE = 1_250_000  # bounds the float64 copy: 10 MB, 4 channels of 305,425 rows
 
 # lerobot/datasets/compute_stats.py: estimate_num_samples and auto_downsample_height_width.
 SAMPLES_MIN, SAMPLES_MAX, SAMPLES_POWER = 100, 10_000, 0.75

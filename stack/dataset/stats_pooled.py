@@ -26,8 +26,8 @@ READ_ROWS = 4096
 GROUPS_BYTES = 4 << 20
 # Another part of a feature means reading all of it once more, which costs less than holding much of it; what
 # no number of parts makes small is read several times for each part anyway.
-VALUES_A_JOB = 10_000_000
-PARTS_MAX = 20
+VALUES_A_JOB = 8_000_000
+PARTS_MAX = 24
 PARTS_STREAMED = 4
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
@@ -110,6 +110,7 @@ def block_stats(blocks: Blocks, *, where: str = "", held_bytes_max: int = HELD_B
         if size > held_bytes_max:
             held.clear()
             return _streamed(blocks, where)
+    give_back()  # what reading took
     return joined_stats(held, where=where)
 
 

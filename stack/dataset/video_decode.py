@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import av
@@ -50,7 +50,7 @@ def decode_frames(file: Path, frames: Sequence[int]) -> Iterator[VideoFrame]:
 def _decode(index: VideoIndex, frames: Sequence[int]) -> Iterator[VideoFrame]:
     info = index.info
     key_frames = info.key_frames
-    number = {ticks: n for n, ticks in enumerate(info.pts)}
+    number = _numbers(info.pts)
     with open_video(info.file) as (container, stream):
         pictures = _pictures(container, stream, info.file)
         held: tuple[int, VideoFrame] | None = None
@@ -79,7 +79,7 @@ def decode_planes(file: Path) -> Iterator[tuple[int, tuple[NDArray[np.uint8], ..
         BadRequest: the file cannot be opened or indexed.
     """
     index = index_video(file)
-    number = {ticks: n for n, ticks in enumerate(index.info.pts)}
+    number = _numbers(index.info.pts)
     with open_video(file) as (container, stream):
         packets = container.demux(stream)
         while True:
@@ -92,11 +92,19 @@ def decode_planes(file: Path) -> Iterator[tuple[int, tuple[NDArray[np.uint8], ..
                 yield -1, str(error)
                 continue
             for picture in shown:
-                frame = number.get(picture.pts, -1) if picture.pts is not None else -1
+                frame = number(picture.pts) if picture.pts is not None else -1
                 if picture.is_corrupt:
                     yield frame, "the decoder calls the picture corrupt"
                 elif frame >= 0:
                     yield frame, _planes(picture)
+
+
+def _numbers(pts: tuple[int, ...] | range) -> Callable[[int], int]:
+    """Presentation time -> number of the frame, -1 where none is shown then; even times take no table."""
+    if isinstance(pts, range):
+        return lambda ticks: pts.index(ticks) if ticks in pts else -1
+    known = {ticks: n for n, ticks in enumerate(pts)}
+    return lambda ticks: known.get(ticks, -1)
 
 
 def _planes(picture: VideoFrame) -> tuple[NDArray[np.uint8], ...]:
@@ -136,12 +144,12 @@ def _seek(container: InputContainer, stream: VideoStream, ticks: int, file: Path
 
 
 def _forward(
-    pictures: Iterator[VideoFrame], frame: int, number: dict[int, int], file: Path
+    pictures: Iterator[VideoFrame], frame: int, number: Callable[[int], int], file: Path
 ) -> tuple[int, VideoFrame]:
     for picture in pictures:
-        if picture.pts is None or number.get(picture.pts, -1) < frame:
+        if picture.pts is None or number(picture.pts) < frame:
             continue
-        if number[picture.pts] == frame and not picture.is_corrupt:
+        if number(picture.pts) == frame and not picture.is_corrupt:
             return frame, picture
         break
     what = f"frame {frame} cannot be decoded"

@@ -28,6 +28,7 @@ from stack.errors import BadRequest
 
 KNOWN_LOOKS_MAX = 64
 HELD_PACKETS = 250_000  # about 15 MB
+KEYS_AT_ONCE = 256  # the system maps 64 kB around each place that is looked at
 HELD_FILES_MIN = 8  # the files of all cameras of an episode, however long they are
 
 
@@ -100,11 +101,15 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
                 return None
             keys = tables.is_sync.copy()
             synced = np.flatnonzero(keys)
-            places = zip(tables.offsets[synced].tolist(), tables.sizes[synced].tolist(), strict=True)
-            keys[synced] = [
-                starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
-                for offset, size in places
-            ]
+            for first in range(0, len(synced), KEYS_AT_ONCE):
+                some = synced[first : first + KEYS_AT_ONCE]
+                places = zip(tables.offsets[some].tolist(), tables.sizes[some].tolist(), strict=True)
+                keys[some] = [
+                    starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
+                    for offset, size in places
+                ]
+                if hasattr(data, "madvise"):  # else all of a long file would come to lie in memory
+                    data.madvise(mmap.MADV_DONTNEED)
     except (OSError, ValueError):  # a file system that maps nothing into memory, or a file that just went
         return None
     looks = _KNOWN_LOOKS.get(tables.entry) or _open_for_looks(file, tables.entry)

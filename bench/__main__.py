@@ -90,10 +90,10 @@ an episode. Its convert and merge take camera statistics over unseen; ours are c
 pictures (see [writing.md](writing.md)), and the row on sampling says what decoding for them costs. Where
 other work keeps the machine busy, processor seconds are the safer figure.
 
-Linking saves the copying of the videos and the comparison with their sources, which is a small part of joining
-them at this size. What remains is the same: starting Python and its libraries (before anything is read), reading,
-checking and writing all rows, their statistics, a look at a picture of each clip, and hashing every byte of the
-videos for the provenance. That is why the bar of a third is missed here.
+Linking saves the copying of the videos and the comparison with their sources, which is a small part of
+joining them at this size. What remains is the same: starting Python and its libraries (before anything is
+read), reading, checking and writing all rows, their statistics, a look at a picture of each clip, and
+hashing every byte of the videos for the provenance. That is why the bar of a third is missed here.
 
 `python -m bench --only large` measures statistics that do not fit into memory; it takes about half an hour
 and 1 GB of disk.

@@ -2,8 +2,9 @@
 # From a bundle and bare hosts to a verdict in the tracking server and back, on containers that stand for hosts:
 # walk.sh [FOLDER]
 #   bundle; check, apply, apply again (nothing may change), damage and mend; inside server, tracking server and data on
-#   the third host, twice; reproduce over two hosts; the verdict as the tracking server has it; teardown, and the hosts
-#   are compared with what they were. Each step's time is printed; nothing may try to leave the hosts' network.
+#   the third host, twice; reproduce over two hosts; the verdict as the tracking server has it; teardown, first without
+#   the data, and the hosts are compared with what they were. Each step's time is printed; nothing may try to leave the
+#   hosts' network.
 #   WALK_DRILLS=1: before the teardown a trainer host dies in a training, one that only listens and then the first one,
 #   and a training is stopped; each goes on from its checkpoint with the losses of the undisturbed one. Then a newer
 #   bundle takes over on the third host, which keeps its runs.
@@ -255,6 +256,14 @@ if [ -n "${WALK_DRILLS:-}" ]; then
   newer
 fi
 
+play teardown-keeps teardown -e teardown_data=false
+if ! past kept; then
+  inside tracking sh -ec 'ls -d /srv/stack /var/lib/stack-tracking /var/lib/postgresql/*/main/PG_VERSION
+    getent passwd postgres stack-tracking; ! command -v nginx' >"$folder/kept" &&
+    inside trainer1 sh -ec 'ls -d /opt/stack/models/* /opt/stack/data/*; getent passwd HwHiAiUser; ! command -v docker' >>"$folder/kept" ||
+    fail "a teardown that keeps the data took some, or left what it was to take: $folder/kept"
+  touch "$folder/done/kept"
+fi
 play teardown teardown
 for host in trainer1 trainer2 tracking; do
   state "$host" >"$folder/$host.after"

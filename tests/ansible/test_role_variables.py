@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,22 @@ def test_a_row_shows_default_and_meaning(tmp_path: Path, monkeypatch: pytest.Mon
     (role / "defaults/main.yml").write_text("one_port: 80\n")
     monkeypatch.setattr(variables, "ROLES", tmp_path)
     assert "| `one_port` | `80` | a \\| b |\n| `one_name` | **required** | Its name. |" in variables.page()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_switch_that_comes_as_text_is_read_as_one(role: str) -> None:
+    """`-e teardown_data=false` is the text "false", which an expression takes for true."""
+    folder = CHECKOUT / "ansible/roles" / role
+    switches = [name for name, o in variables.options(folder).items() if o.get("type") == "bool"]
+    for file in sorted(folder.rglob("tasks/*.yml")):
+        for number, line in enumerate(file.read_text().splitlines(), start=1):
+            code = line.split("#", 1)[0]
+            if re.match(r"\s*(do:|error\[)", code) or "fail_msg" in code:
+                continue
+            for name in switches:
+                for use in re.finditer(rf"\b{name}\b", code):
+                    rest = code[use.end() :]
+                    is_named = re.match(r"\s*(:|,|=|$)", rest) and "when" not in code
+                    assert is_named or re.match(r"( \| default\([^)]*\))? \| bool\b", rest), (
+                        f"{file}:{number}: {line.strip()}"
+                    )

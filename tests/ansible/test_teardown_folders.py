@@ -16,15 +16,19 @@ FOLDERS += DEFAULTS["teardown_data_folders"]
 PATHS = yaml.safe_load((ROLES / "host_record/defaults/main.yml").read_text())["host_record_paths"]
 
 
-def gone(before: dict[str, Any]) -> list[str]:
-    """What the task's own expression takes, with data, an engine and a server that came with us."""
+def gone(before: dict[str, Any], installed: tuple[str, ...] = ("docker.io", "nginx")) -> list[str]:
+    """What the task's own expressions take, with data, an engine and a server that came with us."""
     native = pytest.importorskip("jinja2.nativetypes").NativeEnvironment()
     native.filters["intersect"] = lambda a, b: [one for one in a if one in b]
     native.filters["difference"] = lambda a, b: [one for one in a if one not in b]
+    native.filters["bool"] = bool
     native.tests["match"] = lambda text, pattern: re.match(pattern, text) is not None
     tasks = yaml.safe_load((ROLES / "teardown/tasks/main.yml").read_text())
     (task,) = (task for task in tasks if task.get("name") == "Files and folders that came with us")
-    given = {**DEFAULTS, "teardown_data": True, "teardown_packages": ["docker.io", "nginx", "postgresql"]}
+    given = {**DEFAULTS, "teardown_data": True, "teardown_packages": ["docker.io", "nginx", "postgresql-15"]}
+    given["ansible_facts"] = {"packages": dict.fromkeys(installed)}
+    for name, text in task["vars"].items():
+        given[name] = native.from_string(text).render(**given)
     return list(native.from_string(task["loop"]).render(teardown_before=before, **given))
 
 
@@ -41,3 +45,9 @@ def test_a_folder_that_nobody_looked_for_stays() -> None:
     found = gone({"paths": [], "looked_at": [path for path in PATHS if path != "/var/www"]})
     assert set(FOLDERS) - set(found) == {"/var/www"}
     assert not set(FOLDERS) & set(gone({"paths": []}))
+
+
+def test_a_server_that_somebody_else_installed_keeps_its_folders() -> None:
+    found = gone({"paths": [], "looked_at": PATHS}, installed=("docker.io", "nginx", "postgresql-16"))
+    assert not set(DEFAULTS["teardown_server_folders"]) & set(found)
+    assert set(DEFAULTS["teardown_data_folders"]) <= set(found)

@@ -83,7 +83,10 @@ def require_private(file: Path, what: str) -> None:
 
 def refuse_login_in_address(server: str) -> None:
     """An address stands in process lists, logs and pages; the error shows it without what is secret."""
-    parts = urlsplit(server)
+    try:
+        parts = urlsplit(server)
+    except ValueError:
+        return  # no address at all, which is told where it is used
     if parts.username is not None or parts.password is not None:
         raise BadRequest(
             "track-login-in-address",

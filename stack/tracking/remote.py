@@ -44,8 +44,8 @@ class Remote:
     """
 
     def __init__(self, server: str) -> None:
-        host = host_of(server)
         refuse_login_in_address(server)
+        host = host_of(server)
         self.uri = server.rstrip("/")
         prepare_environment(host, TIMEOUT_S)
         login()

@@ -47,8 +47,8 @@ class Target:
     @classmethod
     def parse(cls, server: str, connect: str | None = None) -> Target:
         """Raises BadRequest where the address or `connect` (HOST:PORT) is none."""
-        host_of(server)
         refuse_login_in_address(server)
+        host_of(server)
         uri = server.rstrip("/")
         if connect is None:
             return cls(uri)

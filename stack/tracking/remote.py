@@ -222,7 +222,7 @@ class Remote:
                     said, place = answer.read(len(HEALTHY) + 1), answer.geturl()
             except (OSError, ValueError) as error:
                 refused = refusal(self.uri, str(error))
-                if isinstance(error, urllib.error.HTTPError) and error.code < 500:
+                if isinstance(error, urllib.error.HTTPError) and not _is_passing_code(error.code):
                     refused = refused or _other(self.uri, f"it says {error.code} {error.reason} to /health")
                 if refused is not None or not left:
                     raise refused or away(self.uri, error) from error
@@ -295,7 +295,7 @@ def _is_passing(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
-        return error.response.status_code >= 500 or error.response.status_code in (408, 429)
+        return _is_passing_code(error.response.status_code)
     if isinstance(error, requests.RequestException):
         return True
     if isinstance(error, MlflowException):
@@ -307,6 +307,10 @@ def _is_passing(error: Exception) -> bool:
             "ABORTED",
         )
     return False
+
+
+def _is_passing_code(status: int) -> bool:
+    return status >= 500 or status in (408, 429)
 
 
 def _new_client(uri: str) -> Any:

@@ -37,13 +37,8 @@ from stack.tracking.liveness import lives
 EVENTS_KEPT = 1000
 ENDS = (names.OUTCOME, names.VERDICT, names.MESSAGE, names.NONFINITE, names.RESUMED_AFTER)
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it goes into a search expression
-UNREADABLE = (
-    ArithmeticError,
-    AttributeError,
-    KeyError,
-    TypeError,
-    ValueError,
-)  # of a line that is not as written
+# What reading a line raises whose values are not of the kinds that its writer gives.
+UNREADABLE = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 OUTCOMES = {"FINISHED": "ok", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
 
 

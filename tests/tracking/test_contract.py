@@ -315,3 +315,13 @@ def test_half_an_address_is_a_wrong_request(tmp_path: Path, address: str) -> Non
     with pytest.raises(BadRequest) as told:
         ship(tmp_path / "run", address)
     assert told.value.id == "track-bad-server"
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_server_that_is_only_busy_is_not_taken_for_another(
+    tmp_path: Path, other_server: Any, status: int
+) -> None:
+    run_of(tmp_path / "run")
+    with pytest.raises(NotAble) as told:
+        ship(tmp_path / "run", other_server(status, {}, b""))
+    assert told.value.id == "track-server-away" and str(status) in told.value.what

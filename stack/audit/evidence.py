@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stack.audit.clips import ClipSpan, clip_spans, probe_videos
 from stack.audit.declared import declared_features
 from stack.audit.layout import Layout, locate
-from stack.audit.rows import Rows
+from stack.audit.rows import NotRead, Rows
 from stack.audit.rows_load import load_rows
 from stack.audit.tables import TaskTable, compact, read_json_lines, read_parquet, table_rows, task_table
 from stack.audit.trouble import Problem, Trouble, classify_file, parse_json
@@ -70,10 +70,13 @@ class Evidence:
     Attributes:
         problems: grows as files are opened.
         closed: folders that could not be listed.
+        form_only: leave columns of vectors, statistics of episodes and video files on disk; memory then
+            hardly grows with the frames. A check that asks for them gets `NotRead`.
         usable, exact, channels, decoded: kept for `stack.audit.exact` and `checks.deep_files`.
     """
 
     root: Path
+    form_only: bool = False
     problems: list[Problem] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     usable: dict[str, NDArray[np.int64]] = field(default_factory=dict)
@@ -208,7 +211,7 @@ class Evidence:
         names = [n for n in self.files if n.startswith("meta/episodes/") and n.endswith(".parquet")]
         tables = []
         for name in names:
-            table = read_parquet(self, name)
+            table = read_parquet(self, name, without="stats/" if self.form_only else None)
             tables.append((name, [] if table is None else table_rows(table)))
         return tables
 
@@ -249,6 +252,8 @@ class Evidence:
 
     @cached_property
     def episode_stats(self) -> list[EpisodeStats]:
+        if self.form_only:
+            raise NotRead
         return list(self._episode_stats_v3() if self.is_v3 else self._episode_stats_v2())
 
     def _episode_stats_v2(self) -> Iterator[EpisodeStats]:
@@ -290,6 +295,8 @@ class Evidence:
 
     @cached_property
     def videos(self) -> dict[str, VideoInfo]:
+        if self.form_only:
+            raise NotRead
         return probe_videos(self)
 
 

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 
 from stack.audit.evidence import Evidence
 from stack.audit.report import CameraFacts, DatasetFacts
+from stack.audit.rows import NotRead
 
 
 def facts_or_less(evidence: Evidence) -> tuple[DatasetFacts, str]:
     """The facts, or their empty form and why."""
     try:
         return _facts(evidence), ""
+    except NotRead:
+        return no_facts(evidence), ""
     except Exception as error:  # what breaks the counting has broken checks too, which say more
         return no_facts(evidence), in_one_line(error)
 

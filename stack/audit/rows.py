@@ -89,6 +89,22 @@ class Column:
         return np.where(self.present, flat, 0).astype(np.int64)
 
 
+class NotRead(Exception):
+    """Asked for what this audit leaves on disk, see `Evidence.form_only`."""
+
+
+class UnreadColumn(Column):
+    """A column of vectors whose values were left on disk: whoever asks for them learns it by `NotRead`."""
+
+    @property
+    def values(self) -> Array | None:
+        raise NotRead
+
+    @values.setter
+    def values(self, values: Array | None) -> None:
+        assert values is None
+
+
 @dataclass(frozen=True)
 class Rows:
     """All rows that could be read.

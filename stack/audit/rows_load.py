@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stack.audit.rows import Array, Column, Rows, Span
+from stack.audit.rows import Array, Column, Rows, Span, UnreadColumn
 from stack.audit.rows_part import Part, is_light, opaque, part_of
 from stack.audit.shelter import reading
 
@@ -71,6 +71,7 @@ class _Gathered:
     types: dict[pa.DataType, str] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     runs: list[_Run] = field(default_factory=list)
+    is_unread: bool = False
 
     def add(self, part: Part) -> None:
         values = part.values
@@ -92,6 +93,7 @@ class _Gathered:
 class _Reading:
     """What has been read of all files so far."""
 
+    form_only: bool = False
     files: list[tuple[str, int, int]] = field(default_factory=list)
     doubled: list[tuple[str, str]] = field(default_factory=list)
     columns: dict[str, _Gathered] = field(default_factory=dict)
@@ -105,11 +107,12 @@ class _Reading:
         schema, meta = parquet.schema_arrow, parquet.metadata
         names = list(dict.fromkeys(schema.names))
         twice = sorted(name for name, times in Counter(schema.names).items() if times > 1)
-        wanted = [n for n in names if n not in twice and is_light(schema.field(n).type)]
+        light = [n for n in names if n not in twice and is_light(schema.field(n).type)]
+        wanted = [n for n in light if not (self.form_only and pa.types.is_nested(schema.field(n).type))]
         rows = self.count
         for name in names:
             self.column(name)  # in the file's order
-        for batch in _batches(parquet, wanted):
+        for batch in _batches(parquet, wanted, use_threads=not self.form_only):
             # A damaged page can give offsets beyond the values, at which a later look would crash.
             batch.validate(full=True)
             for name in wanted:
@@ -122,6 +125,7 @@ class _Reading:
             self.column(name).types.setdefault(kept, relative)
             if name not in wanted:
                 self.column(name).add(opaque(meta.num_rows, self.count))
+                self.column(name).is_unread |= name in light
         self.doubled += [(relative, name) for name in twice]
         self.groups[relative] = tuple(meta.row_group(g).num_rows for g in range(meta.num_row_groups))
         self.files.append((relative, self.count, meta.num_rows))
@@ -135,20 +139,22 @@ class _Reading:
                 del self.columns[name]
 
 
-def _batches(parquet: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(parquet: pq.ParquetFile, columns: list[str], use_threads: bool) -> Iterator[pa.RecordBatch]:
     """Of a few row groups at a time: over all, the reader would hold what it has given until the last."""
     together, rows = [], 0
     for group in range(parquet.num_row_groups if columns else 0):
         together.append(group)
         rows += parquet.metadata.row_group(group).num_rows
         if rows >= ROWS_AT_ONCE or group == parquet.num_row_groups - 1:
-            yield from parquet.iter_batches(ROWS_AT_ONCE, row_groups=together, columns=columns)
+            yield from parquet.iter_batches(
+                ROWS_AT_ONCE, row_groups=together, columns=columns, use_threads=use_threads
+            )
             together, rows = [], 0
 
 
 def load_rows(evidence: Evidence) -> Rows:
     """Every row file that can be read; what cannot becomes a problem."""
-    read, unread, episodes = _Reading(), [], []
+    read, unread, episodes = _Reading(evidence.form_only), [], []
     for relative, episode in evidence.layout.data_files:
         try:
             if not evidence.files.get(relative):
@@ -178,7 +184,8 @@ def _column(gathered: _Gathered, files: list[tuple[str, int, int]], count: int) 
     if not numeric:
         for part in parts:
             present[part.start : part.start + len(part.widths)] = True
-        return Column(None, present, gathered.types, null_rows, [], absent)
+        kind = UnreadColumn if gathered.is_unread else Column
+        return kind(None, present, gathered.types, null_rows, [], absent)
     width = _commonest(numeric)
     odd: list[tuple[int, int]] = []
     for part in numeric:

@@ -18,6 +18,7 @@ from stack.audit.folding import fold_for_report
 from stack.audit.kinds import Case, Check, PolicyNeeds, kind
 from stack.audit.measures import Measures, measure
 from stack.audit.report import AuditReport, DatasetFacts, NotRun, Ran
+from stack.audit.rows import NotRead
 from stack.audit.shelter import work_bounded
 from stack.errors import BadRequest
 from stack.faults import Fault, Place
@@ -176,6 +177,8 @@ class _Run:
         try:
             self.decisions = decide(evidence, self.faults)
             self.measures = measure(evidence)
+        except NotRead:
+            return  # then no page is made of them
         except Exception as error:  # what breaks them has broken checks too, which say more
             self.faults.append(UNCHECKED_CHECK.fault(f"deciding on episodes broke off: {in_one_line(error)}"))
 
@@ -209,10 +212,12 @@ def _why_not(check: Check, case: Case) -> str:
 
 
 def _run(check: Check, case: Case, faults: list[Fault]) -> str:
-    """Add the check's faults; gives why it broke off if it did. What it had found until then is kept."""
+    """Add the check's faults; gives why it did not get to its end, if so. What it had found is kept."""
     try:
         for fault in check.function(case):
             faults.append(fault)
+    except NotRead:
+        return "values and videos were left unread"
     except Exception as error:  # a check that dies on some dataset must not hide what the others find
         said = in_one_line(error)
         faults.append(

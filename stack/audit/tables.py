@@ -68,13 +68,20 @@ def read_json_lines(evidence: Evidence, relative: str) -> Iterator[Any]:
         evidence.doubt(relative, doubts, number)
 
 
-def read_parquet(evidence: Evidence, relative: str) -> pa.Table | None:
-    """A whole parquet file, or None with a problem noted."""
+def read_parquet(evidence: Evidence, relative: str, *, without: str | None = None) -> pa.Table | None:
+    """A whole parquet file, or None with a problem noted.
+
+    Args:
+        without: columns whose name begins so are left out.
+    """
     if not evidence.files.get(relative):
         return None
     try:
         with reading(evidence.root / relative):
-            table = pq.ParquetFile(evidence.root / relative).read()
+            parquet = pq.ParquetFile(evidence.root / relative)
+            names = parquet.schema_arrow.names
+            wanted = None if without is None else [name for name in names if not name.startswith(without)]
+            table = parquet.read(wanted, use_threads=wanted is None)
             # A damaged page can give offsets beyond the values, at which a later look would crash.
             table.validate(full=True)
             return table

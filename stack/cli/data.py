@@ -38,7 +38,7 @@ def _be_quick() -> None:
 @click.option("--jobs", type=click.IntRange(1), help="Processes; default: one a core.")
 @click.option("--executor", metavar="tcp://HOST:PORT", help="Let the workers of this Dask scheduler work.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option("--audit", "audited", is_flag=True, help="Then audit the output; exit code 1 for errors.")
+@click.option("--audit", "audited", is_flag=True, help="Audit the output's values too, not its form only.")
 @manifest_options
 def prepare(
     manifest: Path,
@@ -71,17 +71,21 @@ def prepare(
         loaded, out=out, videos=videos, jobs=jobs, executor=executor, replace=replace, log=log
     )
     click.echo(summary(prepared))
-    if audited:
-        _audit([part.out for part in prepared.parts or (prepared,)])
+    written = [part.out for part in prepared.parts or (prepared,)]
+    del prepared  # the plan of many episodes makes room for the audit
+    _audit(written, values=audited)
 
 
-def _audit(roots: list[Path]) -> None:
-    """The audit's own checks, on what was just written."""
+def _audit(written: list[Path], *, values: bool) -> None:
+    """The audit's own checks on what was just written; exit code 1 for errors.
+
+    Those of values are run on request: they hold all values, and memory would grow with the rows.
+    """
     from stack.audit.output import audit_output, said_of
 
-    reports = [audit_output(root) for root in roots]
+    reports = [audit_output(root, values=values) for root in written]
     for report in reports:
-        click.echo(said_of(report))
+        click.echo(said_of(report, values=values))
     if not all(report.ok for report in reports):
         raise click.exceptions.Exit(Exit.NOT_GOOD)
 

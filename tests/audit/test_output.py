@@ -1,4 +1,4 @@
-"""`stack prepare --audit`: the audit's own checks on what was written."""
+"""The audit's own checks on what `stack prepare` wrote: of its form always, of its values with --audit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from stack.files import read_json, write_json
 EPISODE_TABLE = "meta/episodes/chunk-000/file-000.parquet"
 
 
-def prepared(root: Path, more: str = "") -> tuple[Result, Path]:
+def prepared(root: Path, more: str = "", *, flags: tuple[str, ...] = ("--audit",)) -> tuple[Result, Path]:
     manifest, out = root.parent / "m.yaml", root.parent / "out"
     manifest.write_text(f"schema: stack/dataset/1\nname: t\nsources: [{{path: {root.name}}}]\n{more}")
-    return CliRunner().invoke(cli, ["prepare", str(manifest), "--out", str(out), "--audit"]), out
+    return CliRunner().invoke(cli, ["prepare", str(manifest), "--out", str(out), *flags]), out
 
 
 def test_what_is_left_out_is_known_by_name() -> None:
@@ -35,6 +35,55 @@ def test_a_good_output_is_said_to_be_good(version: str, copy_good: Callable[[str
     assert "audit of out: ready to train on: no errors, 0 warnings, 0 notes" in done.output.splitlines()
     why = {item.name: item.why for item in audit_output(out).not_run}
     assert why.items() >= JUST_PROVEN.items()
+
+
+FORM = {
+    "info-whole",
+    "totals",
+    "files-there",
+    "episode-lengths",
+    "episode-ranges",
+    "index-columns",
+    "clip-times",
+}
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_without_being_asked_the_form_is_judged(version: str, copy_good: Callable[[str], Path]) -> None:
+    done, out = prepared(copy_good(version), flags=())
+    assert done.exit_code == 0, done.output
+    said = [line for line in done.output.splitlines() if line.startswith("audit of out: ")]
+    assert said == [
+        "audit of out: its form has no errors, 0 warnings, 0 notes; its values and videos are for"
+        " `stack audit`, or for --audit here"
+    ]
+    form, whole = audit_output(out, values=False), audit_output(out)
+    ran = {check.name for check in form.ran}
+    assert ran >= FORM
+    # What it left out is told, and is run where values are asked for.
+    left = {item.name for item in form.not_run if item.why == "values and videos were left unread"}
+    assert left >= {"values-finite", "stats-true", "quantiles-true", "video-lengths", "files-open"}
+    assert ran | left == {check.name for check in whole.ran}
+
+
+def test_the_form_is_judged_without_reading_values_or_videos(
+    copy_good: Callable[[str], Path], monkeypatch: Any
+) -> None:
+    """Memory would grow with the frames."""
+    from stack.audit import evidence, rows_load
+
+    read: set[str] = set()
+    batches = rows_load._batches
+
+    def watched(parquet: pq.ParquetFile, columns: list[str], **more: Any) -> Any:
+        read.update(columns)
+        return batches(parquet, columns, **more)
+
+    _, out = prepared(copy_good("v2.1"), flags=())
+    monkeypatch.setattr(rows_load, "_batches", watched)
+    monkeypatch.setattr(evidence, "probe_videos", lambda _: pytest.fail("a video was read"))
+    audit_output(out, values=False)
+    assert read == {"timestamp", "frame_index", "episode_index", "index", "task_index"}
 
 
 def test_each_part_of_a_split_is_judged(copy_good: Callable[[str], Path]) -> None:
@@ -69,15 +118,20 @@ def _wrong_end(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "spoil"),
+    ("code", "spoil", "flags"),
     [
-        ("stats-differ", _wrong_stats),
-        ("stats-differ", _wrong_episode_stats),
-        ("clip-times-wrong", _wrong_end),
+        ("stats-differ", _wrong_stats, ("--audit",)),
+        ("stats-differ", _wrong_episode_stats, ("--audit",)),
+        ("clip-times-wrong", _wrong_end, ("--audit",)),
+        ("clip-times-wrong", _wrong_end, ()),
     ],
 )
 def test_a_writer_that_errs_is_found_out(
-    code: str, spoil: Callable[[Path], None], copy_good: Callable[[str], Path], monkeypatch: Any
+    code: str,
+    spoil: Callable[[Path], None],
+    flags: tuple[str, ...],
+    copy_good: Callable[[str], Path],
+    monkeypatch: Any,
 ) -> None:
     """A fault of the writer's own, behind its own checks."""
     from stack.prepare import run
@@ -89,7 +143,7 @@ def test_a_writer_that_errs_is_found_out(
         before(root, *rest)
 
     monkeypatch.setattr(run, "write_provenance", provenance)
-    done, out = prepared(copy_good("v2.1"))
+    done, out = prepared(copy_good("v2.1"), flags=flags)
     assert done.exit_code == 1, done.output
     assert any(line.startswith(f"  {code}: ") for line in done.output.splitlines()), done.output
     assert (out / "meta/info.json").is_file()

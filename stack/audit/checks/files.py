@@ -130,10 +130,11 @@ _TROUBLE_KINDS = {
 )
 def files_open(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
-    _ = (evidence.info, evidence.episodes, evidence.tasks, evidence.stats, evidence.episode_stats)
-    _ = evidence.provenance
-    # Videos first: the processes that look into them are then copies of a small one.
-    videos, rows = evidence.videos, evidence.rows
+    _ = (evidence.info, evidence.episodes, evidence.tasks, evidence.stats, evidence.provenance)
+    if not evidence.form_only:
+        # Videos before rows: the processes that look into them are then copies of a small one.
+        _ = (evidence.episode_stats, evidence.videos)
+    rows = evidence.rows
     problems = {(p.file, p.line, p.trouble): p for p in evidence.problems}
     empty = [n for n, size in evidence.files.items() if size == 0 and n.startswith("meta/")]
     for name in empty:
@@ -153,7 +154,7 @@ def files_open(case: Case) -> Iterator[Fault]:
             places=tuple(Place(name) for name in rows.unread),
             count=len(rows.unread),
         )
-    unread = sorted(set(evidence.layout.video_files) - set(videos))
+    unread = sorted(set(evidence.layout.video_files) - set(evidence.videos))
     if unread:
         yield UNCHECKED_VIDEO.fault(
             f"{len(unread)} of {len(evidence.layout.video_files)} video files could not be read",

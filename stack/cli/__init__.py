@@ -14,6 +14,7 @@ import click
 from stack import __version__
 from stack.cli.checks import audit, demo, doctor, mend
 from stack.cli.data import convert, drop, merge, prepare, stats
+from stack.cli.interrupts import remember_interrupts
 from stack.cli.models import mirror
 from stack.cli.options import Commands, OwnProcess
 from stack.cli.report import report
@@ -43,6 +44,7 @@ def main() -> NoReturn:
     """Run the command line and leave with its exit code; a user's mistake never shows a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8, as stderr has it
+    remember_interrupts()
     try:
         code = cli.main(standalone_mode=False, obj=OwnProcess())
         sys.exit(code if isinstance(code, int) else Exit.OK)

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from stack.cli.interrupts import raise_lost_interrupt
+
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -40,6 +42,8 @@ class Commands(click.Group):
 
 
 def log(line: str) -> None:
+    """A line of progress; an interrupt that was lost on the way is raised here."""
+    raise_lost_interrupt()
     click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True)
 
 

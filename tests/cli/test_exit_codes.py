@@ -90,6 +90,34 @@ def test_an_interrupt_exits_130_and_names_the_command(tmp_path: Path) -> None:
     assert not (tmp_path / "demo").exists()
 
 
+LOST = """
+import os, signal, sys
+from stack.demo import deliveries
+
+before = deliveries._write_delivery
+
+def swallows(*given):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pass  # as modules do that Cython made, while they start
+    return before(*given)
+
+deliveries._write_delivery = swallows
+sys.argv = ["stack", "demo", sys.argv[1]]
+from stack.cli import main
+main()
+"""
+
+
+def test_an_interrupt_that_a_library_swallows_is_not_lost(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOST, str(tmp_path / "demo")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 130 and "interrupted; go on with the same command" in done.stderr, done.stderr
+    assert not (tmp_path / "demo").exists()
+
+
 @pytest.mark.parametrize("place", ["file/page.html", "loop/page.html", f"{'x' * 300}.html"])
 def test_a_place_that_cannot_be_written_is_no_bug_of_ours(tmp_path: Path, place: str) -> None:
     from stack.tracking import Journal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,21 @@ def test_whatever_is_written_has_no_errors(way: str, good: dict[str, Path], tmp_
     # A v2.1 dataset is told to be one; nothing else is wrong with it.
     unsaid = {"format-needs-conversion", "stats-quantiles-missing"} if "v2.1" in way else set()
     assert {fault.code for fault in report.faults} <= unsaid, report.faults
+
+
+def test_a_task_without_text_is_told_at_once(copy_good: Callable[[str], Path]) -> None:
+    """Nothing that prepare itself would refuse; a policy would be trained on an empty prompt."""
+    root = copy_good("v2.1")
+    tasks = root / "meta/tasks.jsonl"
+    first, *rest = [json.loads(line) for line in tasks.read_text().splitlines()]
+    was, first["task"] = first["task"], ""
+    tasks.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest)))
+    episodes = root / "meta/episodes.jsonl"
+    lines = [json.loads(line) for line in episodes.read_text().splitlines()]
+    for line in lines:
+        line["tasks"] = ["" if task == was else task for task in line["tasks"]]
+    episodes.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done, out = prepared(root, flags=())
+    assert done.exit_code == 1, done.output
+    assert any(line.startswith("  task-empty: ") for line in done.output.splitlines()), done.output
+    assert (out / "meta/info.json").is_file()

@@ -22,6 +22,7 @@ from stack.audit.rows import NotRead, Rows
 from stack.audit.rows_load import load_rows
 from stack.audit.tables import TaskTable, compact, read_json_lines, read_parquet, table_rows, task_table
 from stack.audit.trouble import Problem, Trouble, classify_file, parse_json
+from stack.dataset.memory import give_back
 from stack.dataset.model import Feature
 
 if TYPE_CHECKING:
@@ -213,6 +214,8 @@ class Evidence:
         for name in names:
             table = read_parquet(self, name, without="stats/" if self.form_only else None)
             tables.append((name, [] if table is None else table_rows(table)))
+        if self.form_only:
+            give_back()
         return tables
 
     @cached_property
@@ -286,7 +289,10 @@ class Evidence:
 
     @cached_property
     def rows(self) -> Rows:
-        return load_rows(self)
+        rows = load_rows(self)
+        if self.form_only:
+            give_back()
+        return rows
 
     @cached_property
     def clips(self) -> dict[str, list[ClipSpan]]:

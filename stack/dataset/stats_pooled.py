@@ -26,7 +26,7 @@ READ_ROWS = 4096
 GROUPS_BYTES = 4 << 20
 # Another part of a feature means reading all of it once more, which costs less than holding much of it; what
 # no number of parts makes small is read several times for each part anyway.
-VALUES_A_JOB = 6_000_000
+VALUES_A_JOB = 4_500_000
 PARTS_MAX = 24
 PARTS_STREAMED = 4
 

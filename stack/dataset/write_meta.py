@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stack.dataset.arrow import nested_of, values_of
+from stack.dataset.memory import give_back
 from stack.dataset.model import Feature
 from stack.dataset.selection import Selected, Selection
 from stack.dataset.stats import Stats
@@ -182,6 +183,7 @@ def write_episodes(
                 table = _episode_table(rows, list(islice(stats, len(part))), chunk, file)
                 writer = writer or stack.enter_context(pq.ParquetWriter(target, table.schema))
                 writer.write_table(table)
+                give_back()  # or what one part needed is kept beside the next one's
 
 
 def _episode_table(

@@ -67,6 +67,7 @@ class Made:
                 index = selected.episode.index
                 own = {camera: self.samples[camera, index].stats() for camera in cameras}
                 yield {**take(table, place), **own}
+            del table  # before the next one is read
 
 
 def plan_works(selection: Selection, plan: FilePlan, videos: Videos) -> Works:

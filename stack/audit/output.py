@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stack.audit.evidence import Evidence
-from stack.audit.report import AuditReport
-from stack.audit.run import judge
+from stack.dataset.memory import give_back
+
+if TYPE_CHECKING:
+    from stack.audit.report import AuditReport
 
 # Writing reads every file back and hashes it; deliveries, not outputs, hold the same take or video twice.
 JUST_PROVEN = {
@@ -26,6 +28,11 @@ def audit_output(root: Path, *, values: bool = True) -> AuditReport:
     Raises:
         BadRequest: there is no such folder.
     """
+    give_back()  # what the writing needed, before the audit's own code comes on top
+
+    from stack.audit.evidence import Evidence
+    from stack.audit.run import judge
+
     return judge(Evidence(root, form_only=not values), left_out=JUST_PROVEN)
 
 

@@ -81,10 +81,6 @@ def _audit(written: list[Path], *, values: bool) -> None:
 
     Those of values are run on request: they hold all values, and memory would grow with the rows.
     """
-    from stack.dataset.memory import give_back
-
-    give_back()  # what the writing needed, before the audit's own code comes on top
-
     from stack.audit.output import audit_output, said_of
 
     reports = [audit_output(root, values=values) for root in written]

@@ -212,6 +212,14 @@ def test_how_the_hosts_reach_each_other_makes_no_other_job(way: dict[str, Any]) 
     assert job_filters.job_key(job(**way)) == job_filters.job_key(job())
 
 
+def test_a_finished_job_is_run_again_only_where_its_chain_can_see_a_change() -> None:
+    same = ({"hosts": ["a", "c"]}, {"environment": {"A": 1}}, {"interface": "eth1"}, {"index": 1})
+    other = ({"hosts": ["b", "a"]}, {"image": "sha256:2"}, {"set": ["train.steps=9"]}, {"manifests": "1"})
+    key = job_filters.finished_key(job())
+    assert [job_filters.finished_key(job(**change)) for change in same] == [key] * len(same)
+    assert key not in {job_filters.finished_key(job(**change)) for change in other}
+
+
 def inspected(status: str, code: int, key: str) -> dict[str, Any]:
     container = {"State": {"Status": status, "ExitCode": code}, "Config": {"Labels": {"stack.job": key}}}
     return {"rc": 0, "stdout": json.dumps(container)}

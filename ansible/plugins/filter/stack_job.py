@@ -190,6 +190,16 @@ def job_key(job: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
+def finished_key(job: dict[str, Any]) -> str:
+    """What decides that a finished job is to be run again: all that its chain can see a change of.
+
+    Other hosts, mounts or variables would start containers that find nothing to do, or wait for such a one.
+    """
+    decides = {key: job[key] for key in ("name", "run", "manifest", "manifests", "set", "image", "folder")}
+    decides["first"] = job["hosts"][0]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
 def is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
@@ -352,6 +362,7 @@ class FilterModule:
                 job_variables,
                 job_command,
                 job_key,
+                finished_key,
                 job_arguments,
                 side_arguments,
                 job_state,

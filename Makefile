@@ -12,7 +12,7 @@ WHEELS ?= $(WORK)/wheels/$(FOR)
 export VENV ?= .venv
 -include revision.mk # written by bundle-install.sh where a bundle was unpacked
 
-.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify provision stop teardown test-hosts
+.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify provision services stop teardown test-hosts
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -64,6 +64,9 @@ bundle-verify: ## verify every byte of BUNDLE with its own verifier; needs no se
 
 provision: ## bring the hosts of INVENTORY to a running engine with the bundle's images (ARGS="--check --diff")
 	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/provision.yml $(ARGS)
+
+services: ## bring inside server, weights, data and tracking server to provisioned hosts (ARGS="--tags site_check,mirror")
+	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/services.yml $(ARGS)
 
 stop: ## stop the training of INVENTORY's trainers with a checkpoint; `make reproduce` goes on from it
 	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/stop.yml $(ARGS)

@@ -37,7 +37,7 @@ HEAD = """# Variables of the roles
 
 Written by `python scripts/role_variables.py` from `ansible/roles/*/meta/argument_specs.yml` and
 `defaults/main.yml`; a test compares. Set them in the inventory. Where the default is an expression, it is
-shown as it is written.
+shown as it is written. Rows with `[]` are the keys that each element of a list has.
 """
 
 
@@ -87,9 +87,18 @@ def section(role: Path) -> Iterator[str]:
     yield from ("", f"## {role.name}", specs["main"]["short_description"] + ".", "")
     yield from ("| variable | default | |", "|---|---|---|")
     for name, option in options(role).items():
-        description = option.get("description", "")
-        text = " ".join(description) if isinstance(description, list) else description
-        yield f"| `{name}` | {shown(name, option, values)} | {cell(text)} |"
+        yield row(name, shown(name, option, values), option)
+        elements = option.get("options") or {} if option.get("type") == "list" else {}
+        for key, each in elements.items():
+            yield row(f"{name}[].{key}", "**required**" if each.get("required") else "none", each)
+
+
+def row(name: str, default: str, option: dict[str, Any]) -> str:
+    description = option.get("description", "")
+    text = " ".join(description) if isinstance(description, list) else str(description)
+    if choices := option.get("choices"):
+        text = f"{text} One of {', '.join(f'`{choice}`' for choice in choices)}."
+    return f"| `{name}` | {default} | {cell(text)} |"
 
 
 def main() -> int:

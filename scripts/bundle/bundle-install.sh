@@ -43,17 +43,19 @@ set -- "$bundle" --unpack "$to"
 [ -z "$base" ] || set -- "$@" --base "$base"
 "$checker" "$bundle/verify-bundle.py" "$@" || fail 1 install-not-whole "the bundle is not whole, or could not be unpacked (see above); nothing was installed" "carry what is named again"
 
-# One line a target of the bundle: NAME PYTHON MACHINE
+# One line a target of the bundle whose wheels `make setup` can install: NAME PYTHON MACHINE
 targets=$("$checker" -c 'import json, sys
 for name, t in sorted(json.load(open(sys.argv[1], encoding="utf-8"))["targets"].items()):
-    print(name, t["python"], t["machine"])' "$bundle/bundle.json")
+    if {"production", "current"} & set(t.get("locks", "production").split()):
+        print(name, t["python"], t["machine"])' "$bundle/bundle.json")
+[ -n "$targets" ] || fail 2 install-target "this bundle has no wheels for a machine to work on; those that it has are for hosts that Ansible installs" "its files are in $to: mkdir STACK && tar -xf $to/checkout.tar -C STACK; docs/operations.md there says how to go on"
 machine=$(uname -m)
 if [ -z "$target" ]; then
   target=$(echo "$targets" | awk -v m="$machine" '$3 == m { print $1 }')
   [ "$(echo "$target" | wc -w)" = 1 ] || fail 2 install-target "wheels for $machine in this bundle: ${target:-none}" "name one with --target: $(echo "$targets" | awk '{ print $1 }' | tr '\n' ' ')"
 fi
 version=$(echo "$targets" | awk -v t="$target" '$1 == t { print $2 }')
-[ -n "$version" ] || fail 2 install-target "this bundle has no wheels for '$target'" "name one of: $(echo "$targets" | awk '{ print $1 }' | tr '\n' ' ')"
+[ -n "$version" ] || fail 2 install-target "this bundle has no wheels for '$target' to work on" "name one of: $(echo "$targets" | awk '{ print $1 }' | tr '\n' ' ')"
 [ -n "$python" ] || python=$(command -v "python$version" || echo "$checker")
 found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 [ "$found" = "$version" ] || fail 3 install-python "the wheels of '$target' are for Python $version, and $python is $found" "install Python $version, or name one with --python"

@@ -25,10 +25,18 @@ README = """This folder is a bundle of stack: {name}, revision {revision}.
 It holds {count} items, {size:,} bytes. Nothing in it needs a network.
   python3 verify-bundle.py                  is it whole? (Python 3.6 or later, nothing else)
   python3 verify-bundle.py --unpack DIR     if so, lay its files out under their names
-  sh bundle-install.sh --to DIR             the same, and install stack from it
   sha256sum --quiet -c SHA256SUMS           the same check without Python; extra files are not found
-bundle.json names every item and who needs it.
+{install}
+bundle.json names every item and who needs it. The stack itself, with its manual, is checkout.tar among them:
+  mkdir STACK && tar -xf DIR/checkout.tar -C STACK
+STACK/docs/operations.md says how Ansible brings a site's hosts from these files to a training.
 """
+INSTALL = """To work on this machine, without Ansible:
+  sh bundle-install.sh --to DIR             verify, lay out, and install stack there from the wheels"""
+NO_INSTALL = """bundle-install.sh is for bundles with wheels for one machine to work on. The wheels of this
+one ({names}) are for hosts that Ansible installs."""
+# What `make setup` installs from, the locks of the lines.
+SETUP_LOCKS = frozenset({"production", "current"})
 
 
 @dataclass(frozen=True)
@@ -102,13 +110,23 @@ def own_texts(content: Content) -> dict[str, str]:
     texts = {name: (SCRIPTS_FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}
     value = _parsed(content)
     texts["README.txt"] = README.format(
-        name=value["name"], revision=value["revision"], count=len(content.items), size=content.size_bytes
+        name=value["name"],
+        revision=value["revision"],
+        count=len(content.items),
+        size=content.size_bytes,
+        install=_install_words(value["targets"]),
     )
     texts["bundle.json"] = content.text
     sums = {f"objects/{sha256[:2]}/{sha256}": sha256 for sha256 in content.carried}
     sums |= {name: sha256_text(text) for name, text in texts.items()}
     texts[SUMS] = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
     return texts
+
+
+def _install_words(targets: Mapping[str, Mapping[str, str]]) -> str:
+    if any(SETUP_LOCKS & set(target["locks"].split()) for target in targets.values()):
+        return INSTALL
+    return NO_INSTALL.format(names=", ".join(sorted(targets)) or "none")
 
 
 def _parsed(content: Content) -> dict[str, Any]:

@@ -53,7 +53,11 @@ def _wheels(loaded: Loaded[BundleManifest], wheels: Wheels, places: Places, wish
     for name in wheels.targets:
         wanted = want(manifest.manifest, name, manifest.file.parent / "locks")
         target, owner = manifest.manifest.targets[name], f"machine {name}"
-        targets[name] = {"python": target.python, "machine": target.machine}
+        targets[name] = {
+            "python": target.python,
+            "machine": target.machine,
+            "locks": " ".join(target.locks),
+        }
         folder = None if places.wheels is None else places.wheels
         if folder is not None and (folder / name).is_dir():
             folder = folder / name

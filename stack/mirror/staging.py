@@ -160,7 +160,7 @@ class Source:
 
 
 def _demo_folder(name: str, below: str, demo: Path | None) -> Path:
-    do = "run 'stack demo DIR' and pass '--demo DIR'"
+    do = "run 'stack demo DIR' and pass '--demo DIR', or bring the files of a bundle to the mirror's folder"
     if demo is None:
         raise BadRequest(
             "mirror-demo-not-given", f"'{name}' comes from the demo, and no demo folder is given", do=do

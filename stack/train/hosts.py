@@ -131,7 +131,11 @@ def check_interface(hosts: Hosts) -> None:
     """Raises NotAble where the interface that was named is not there."""
     known = [name for _, name in socket.if_nameindex()]
     if hosts.net is not None and hosts.net not in known:
-        raise NotAble("interface-missing", f"{NET} is '{hosts.net}', and this host has {', '.join(known)}")
+        raise NotAble(
+            "interface-missing",
+            f"{NET} is '{hosts.net}', and this host has {', '.join(known)}",
+            do=f"set {NET} (train_job_interface in an inventory) to one of them, or leave it out",
+        )
 
 
 def _address_of(interface: str) -> str | None:

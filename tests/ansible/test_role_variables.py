@@ -57,11 +57,17 @@ def test_a_row_shows_default_and_meaning(tmp_path: Path, monkeypatch: pytest.Mon
     (role / "meta/argument_specs.yml").write_text(
         "argument_specs: {main: {short_description: A role, options: "
         "{one_port: {type: int, description: 'a | b'}, "
-        "one_name: {type: str, required: true, description: Its name.}}}}"
+        "one_name: {type: str, required: true, description: Its name.}, "
+        "one_mounts: {type: list, elements: dict, description: Mounts., options: "
+        "{source: {type: path, required: true, description: Where.}, "
+        "kind: {type: str, choices: [file, folder], description: What.}}}}}}"
     )
     (role / "defaults/main.yml").write_text("one_port: 80\n")
     monkeypatch.setattr(variables, "ROLES", tmp_path)
-    assert "| `one_port` | `80` | a \\| b |\n| `one_name` | **required** | Its name. |" in variables.page()
+    page = variables.page()
+    assert "| `one_port` | `80` | a \\| b |\n| `one_name` | **required** | Its name. |" in page
+    assert "| `one_mounts[].source` | **required** | Where. |" in page
+    assert "| `one_mounts[].kind` | none | What. One of `file`, `folder`. |" in page
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,6 +86,65 @@ def job(**changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("mirror", "overrides", "place"),
+    [
+        ("../../mirror", [], "mirror"),
+        ("../../work/mirror", [], "work/mirror"),
+        ("../../work/mirror", ["mirror=../../mirror"], "mirror"),
+    ],
+)
+def test_weights_are_shared_from_where_the_manifest_looks_for_them(
+    mirror: str, overrides: list[str], place: str
+) -> None:
+    manifest = {"mirror": mirror, "device": {"count": 4}}
+    found = job_filters.run_needs(manifest, "runs/demo.yaml", overrides, ["a", "b"])
+    assert found == {"mirror": place, "problems": []}
+
+
+@pytest.mark.parametrize(
+    ("count", "overrides", "hosts", "wrong"),
+    [(1, [], 2, True), (2, [], 2, False), (8, [], 3, True), (8, ["device.count=9"], 3, False)],
+)
+def test_devices_that_the_hosts_cannot_share_are_told_before_anything_starts(
+    count: int, overrides: list[str], hosts: int, wrong: bool
+) -> None:
+    manifest = {"mirror": "../../mirror", "device": {"count": count}}
+    names = [f"h{number}" for number in range(hosts)]
+    problems = job_filters.run_needs(manifest, "runs/demo.yaml", overrides, names)["problems"]
+    assert [problem.split("]")[0] for problem in problems] == (["error[train-uneven"] if wrong else [])
+
+
+def test_a_mirror_that_no_container_sees_is_told() -> None:
+    manifest = {"mirror": "../../../mirror"}
+    (problem,) = job_filters.run_needs(manifest, "runs/demo.yaml", [], ["a"])["problems"]
+    assert "error[train-mirror-outside]" in problem and "\n  do: " in problem
+
+
+@pytest.mark.parametrize(
+    ("image", "is_there", "id", "words"),
+    [
+        ("", False, "train-image-not-given", "train_job_image is not set"),
+        ("sha256:1", False, "train-no-image", "make provision"),
+        ("sha256:2", False, "train-no-image", "compare train_job_image with images_wanted: sha256:1 (t:1)"),
+        ("sha256:2", True, None, ""),
+    ],
+)
+def test_an_image_that_is_not_there_is_told_with_what_to_do(
+    image: str, is_there: bool, id: str | None, words: str
+) -> None:
+    wanted = [{"archive": "t.tar", "id": "sha256:1", "tag": "t:1"}]
+    problems = job_filters.image_problems(image, is_there, wanted)
+    assert (f"error[{id}]" in problems[0] and words in problems[0]) if id else problems == []
+
+
+def test_an_interface_that_a_host_has_not_is_told_by_the_variables_name() -> None:
+    assert job_filters.interface_problems("", []) == []
+    assert job_filters.interface_problems("eth0", ["eth0", "lo"]) == []
+    (problem,) = job_filters.interface_problems("eth1", ["eth0", "lo"])
+    assert "train_job_interface is 'eth1', and this host has eth0, lo" in problem and "\n  do: " in problem
+
+
 def test_only_the_driver_is_mounted_and_npu_smi_where_it_is() -> None:
     found = job_filters.container_mounts(host(), [], 2, DRIVER)
     assert found["problems"] == []
@@ -145,6 +206,20 @@ def test_a_resumed_job_is_the_same_job_and_another_manifest_is_not() -> None:
     assert job_filters.job_key(job(manifests="1")) != job_filters.job_key(job())
 
 
+@pytest.mark.parametrize("way", [{"interface": "eth1"}, {"port": 29600}, {"stop_s": 9}, {"shm": "2g"}])
+def test_how_the_hosts_reach_each_other_makes_no_other_job(way: dict[str, Any]) -> None:
+    """A finished job would be started again, and one that runs would be in the way of itself."""
+    assert job_filters.job_key(job(**way)) == job_filters.job_key(job())
+
+
+def test_a_finished_job_is_run_again_only_where_its_chain_can_see_a_change() -> None:
+    same = ({"hosts": ["a", "c"]}, {"environment": {"A": 1}}, {"interface": "eth1"}, {"index": 1})
+    other = ({"hosts": ["b", "a"]}, {"image": "sha256:2"}, {"set": ["train.steps=9"]}, {"manifests": "1"})
+    key = job_filters.finished_key(job())
+    assert [job_filters.finished_key(job(**change)) for change in same] == [key] * len(same)
+    assert key not in {job_filters.finished_key(job(**change)) for change in other}
+
+
 def inspected(status: str, code: int, key: str) -> dict[str, Any]:
     container = {"State": {"Status": status, "ExitCode": code}, "Config": {"Labels": {"stack.job": key}}}
     return {"rc": 0, "stdout": json.dumps(container)}
@@ -192,6 +267,54 @@ def test_a_verdict_that_is_not_good_is_an_end_and_stays_not_good() -> None:
     assert not again["good"] and again["code"] == 1
     crashed = job_filters.job_ends({"a": end(4, "01"), "b": end(4, "02")}, ["a", "b"], False)
     assert not crashed["done"]
+
+
+def test_a_stop_that_was_meant_is_told_as_one() -> None:
+    found = job_filters.job_ends({"a": end(130, "01"), "b": end(130, "02")}, ["a", "b"], False)
+    assert not found["good"] and not found["done"] and "error[train-stopped]" in found["text"]
+    assert "do: nothing, if that was meant" in found["text"]
+    mixed = job_filters.job_ends({"a": end(130, "02"), "b": end(4, "01")}, ["a", "b"], False)
+    assert "error[train-ended] the job ended with exit code 4, on b first" in mixed["text"]
+
+
+def test_the_verdict_is_told_from_its_heading_on_and_without_paths_of_the_container() -> None:
+    table = [
+        "gate  what  expected  got",
+        "----  ----  ----  ----",
+        *(f"data  {n}  1  1  pass" for n in range(40)),
+    ]
+    words = [
+        "an older line",
+        *table,
+        "",
+        "verdict of demo: within band",
+        "results in /work/work/runs/demo (x)",
+    ]
+    assert job_filters.verdict_lines("\n".join(words)) == [*table, "verdict of demo: within band"]
+    assert job_filters.verdict_lines("error[x]: y\n  do: z") == ["error[x]: y", "  do: z"]
+
+
+@pytest.mark.parametrize(("state", "code"), [("true 0 0001", 0), ("false 4 2026", 0), (None, 1)])
+def test_a_look_at_the_job_tells_its_state_and_beside_it_its_last_line(
+    tmp_path: Path, state: str | None, code: int
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(
+        "#!/bin/sh\ncase $1 in\n  wait) exec sleep 60;;\n"
+        f"  container) {f'echo {state}' if state else 'echo no such container >&2; exit 1'};;\n"
+        "  logs) echo 'step 9/60' >&2;;\nesac\n"
+    )
+    docker.chmod(0o755)
+    (task,) = yaml.safe_load((CHECKOUT / "ansible/roles/train_job/tasks/wait.yml").read_text())
+    script = task["ansible.builtin.command"]["argv"][2]
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", "stack-demo", "0.2", "FORMAT"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code and done.stdout == (f"{state}\n" if state else "")
+    assert done.stderr == ("step 9/60\n" if state else "no such container\n")
 
 
 def test_first_host_runs_the_chain_and_the_others_the_training() -> None:

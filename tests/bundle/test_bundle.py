@@ -329,6 +329,22 @@ def test_installer_installs_nothing_from_a_damaged_bundle(site: Any, tmp_path: P
     assert list((tmp_path / "opt").iterdir()) == []
 
 
+def test_a_bundle_whose_wheels_no_machine_works_on_says_so(site: Any, tmp_path: Path) -> None:
+    bundle(site.manifest, tmp_path / "out", places=site.places)
+    page = " ".join((tmp_path / "out" / "README.txt").read_text().split())
+    assert "The wheels of this one (laptop-x86_64) are for hosts that Ansible installs." in page
+    command = ["sh", str(tmp_path / "out" / "bundle-install.sh"), "--to", str(tmp_path / "opt")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "error[install-target]" in done.stderr
+    assert f"tar -xf {tmp_path}/opt/checkout.tar" in done.stderr and "docs/operations.md" in done.stderr
+
+    site.edit("wheels.yaml", "only", "production")
+    (site.root / "manifests/locks/only.txt").rename(site.root / "manifests/locks/production.txt")
+    site.commit()
+    bundle(site.manifest, tmp_path / "again", places=site.places)
+    assert "sh bundle-install.sh --to DIR" in (tmp_path / "again" / "README.txt").read_text()
+
+
 def test_command_line(site: Any, tmp_path: Path) -> None:
     def stack(*more: str, wheels: Path | None = site.places.wheels) -> subprocess.CompletedProcess[str]:
         places = ("--mirror", site.places.mirror, "--wheels", wheels, "--site", site.places.site)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ NPU_SMI = ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")
 NEEDED = {"/usr/local/dcmi": "folder", "/etc/ascend_install.info": "file"}
 WANTED = {"/etc/hccn.conf": "file"}
 CONTROL_NODES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+INTERRUPTED = 130  # a stack that was told to stop and saved, docs/runbook.md
 
 
 def kind_of(stat: dict[str, Any]) -> str | None:
@@ -72,6 +74,65 @@ def container_mounts(
     return {"problems": problems, "volumes": volumes, "devices": devices}
 
 
+def run_needs(manifest: dict[str, Any], name: str, overrides: list[str], hosts: list[str]) -> dict[str, Any]:
+    """`{mirror, problems}` of a run's manifest: what can be said of it before anything is started.
+
+    Args:
+        name: its path below the folder of manifests.
+        overrides: `a.b=c`, of which `mirror` and `device.count` are looked at.
+    """
+    given = dict(each.split("=", 1) for each in overrides if "=" in each)
+    mirror = given.get("mirror", manifest.get("mirror") or "../../work/mirror")
+    # Paths are relative to the manifest; the job's folder is the root that they start from.
+    place = posixpath.normpath(posixpath.join("manifests", posixpath.dirname(name), str(mirror)))
+    problems = []
+    if place.startswith(("..", "/")):
+        problems.append(
+            f"error[train-mirror-outside] {name}: the mirror '{mirror}' is not below train_job_folder\n"
+            "  do: let it be ../../mirror, and bring the files to mirror/ in that folder"
+        )
+    count = str(given.get("device.count", (manifest.get("device") or {}).get("count", 1)))
+    if count.isdigit() and int(count) % len(hosts):
+        problems.append(
+            f"error[train-uneven] {name}: device.count is {count}, which {len(hosts)} hosts "
+            f"({', '.join(hosts)}) cannot share out evenly\n"
+            "  do: let it count the devices of all hosts, or name fewer in train_job_hosts"
+        )
+    return {"mirror": place, "problems": problems}
+
+
+def image_problems(image: str, is_there: bool, wanted: list[dict[str, str]]) -> list[str]:
+    """What is wrong with the image of a job, as the inventory names it."""
+    known = ", ".join(f"{entry['id']} ({entry['tag']})" for entry in wanted) or "none"
+    if not image:
+        return [
+            "error[train-image-not-given] train_job_image is not set\n"
+            f"  do: set it to the id of an image of images_wanted: {known}"
+        ]
+    if is_there:
+        return []
+    if image in {entry["id"] for entry in wanted}:
+        return [
+            f"error[train-no-image] image {image} is not on this host\n"
+            "  do: make provision INVENTORY=..., which loads it"
+        ]
+    return [
+        f"error[train-no-image] image {image} is not on this host, and not in images_wanted\n"
+        f"  do: compare train_job_image with images_wanted: {known}"
+    ]
+
+
+def interface_problems(interface: str, links: list[str]) -> list[str]:
+    """Whether the network interface between the hosts is one of this host's."""
+    if not interface or interface in links:
+        return []
+    return [
+        f"error[train-interface] train_job_interface is '{interface}', and this host has {', '.join(links)}\n"
+        "  do: name one of them, for a host that differs in its host_vars; or leave it out, "
+        "and the one that reaches the first host is used"
+    ]
+
+
 def manifests_digest(paths: list[str]) -> str:
     """sha256 over names and contents of files on the controller."""
     digest = hashlib.sha256()
@@ -119,9 +180,23 @@ def job_command(job: dict[str, Any]) -> list[str]:
     return ["stack", "train", manifest, *out, *(["--resume"] if job["resume"] else []), *overrides]
 
 
+# How the hosts reach each other, and how long somebody waits: no part of what is trained.
+UNDECIDED = ("resume", "meet_s", "stop_s", "interface", "port", "leader", "addresses", "shm")
+
+
 def job_key(job: dict[str, Any]) -> str:
     """What decides a job: jobs with one key are the same one, also when one of them is resumed."""
-    decides = {key: value for key, value in job.items() if key not in ("resume", "meet_s")}
+    decides = {key: value for key, value in job.items() if key not in UNDECIDED}
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def finished_key(job: dict[str, Any]) -> str:
+    """What decides that a finished job is to be run again: all that its chain can see a change of.
+
+    Other hosts, mounts or variables would start containers that find nothing to do, or wait for such a one.
+    """
+    decides = {key: job[key] for key in ("name", "run", "manifest", "manifests", "set", "image", "folder")}
+    decides["first"] = job["hosts"][0]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
@@ -240,13 +315,19 @@ def job_ends(
             failed.append((finished, host, int(code)))
     failed.sort()
     lines = [f"error[train-host-gone] {host} does not answer any more" for host in gone]
-    if failed:
+    do = "mend what is named; the same command goes on from the newest checkpoint"
+    if failed and not gone and {code for _, _, code in failed} == {INTERRUPTED}:
+        lines.append(
+            f"error[train-stopped] the job was told to stop, saved, and ended, on {failed[0][1]} first"
+        )
+        do = "nothing, if that was meant; the same command goes on from the checkpoint"
+    elif failed:
         _, first, code = failed[0]
         lines.append(f"error[train-ended] the job ended with exit code {code}, on {first} first")
     if running:
         lines.append(f"still running on {', '.join(running)}; the same command waits again")
     if lines:
-        lines.append("  do: mend what is named; the same command goes on from the newest checkpoint")
+        lines.append(f"  do: {do}")
     return {
         "good": not lines,
         "code": failed[0][2] if failed else 0,
@@ -257,16 +338,31 @@ def job_ends(
     }
 
 
+def verdict_lines(words: str) -> list[str]:
+    """The verdict's table, from its heading on, of what the first host's container said on stdout.
+
+    Without the lines that name paths of the container: the play names those of the controller.
+    """
+    lines = [line for line in words.splitlines() if line.strip()]
+    start = max((at for at, line in enumerate(lines) if line.split()[:2] == ["gate", "what"]), default=0)
+    return [line for line in lines[start:] if not line.startswith("results in ")]
+
+
 class FilterModule:
     def filters(self) -> dict[str, Any]:
         return {
             function.__name__: function
             for function in (
                 container_mounts,
+                run_needs,
+                image_problems,
+                interface_problems,
+                verdict_lines,
                 manifests_digest,
                 job_variables,
                 job_command,
                 job_key,
+                finished_key,
                 job_arguments,
                 side_arguments,
                 job_state,

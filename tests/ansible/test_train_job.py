@@ -341,3 +341,15 @@ def test_the_container_that_ships_keeps_the_hosts_own_names() -> None:
     assert "combine({'hosts': [], 'addresses': []})" in bring["ansible.builtin.command"]["argv"]
     found = job_filters.side_arguments(job(hosts=[], addresses=[]), ["stack", "track", "ship"])
     assert "--add-host" not in found and found[-3:] == ["stack", "track", "ship"]
+
+
+def test_only_addresses_become_names() -> None:
+    """A host that the inventory knows by a name alone keeps to what its own resolver says."""
+    assert job_filters.name_options(["a", "b", "c"], ["192.0.2.11", "b.example", "2001:db8::3"]) == [
+        "--add-host",
+        "a:192.0.2.11",
+        "--add-host",
+        "a.mapped:::ffff:192.0.2.11",
+        "--add-host",
+        "c:2001:db8::3",
+    ]

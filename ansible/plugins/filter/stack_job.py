@@ -208,6 +208,21 @@ def is_address(text: str) -> bool:
     return True
 
 
+def name_options(hosts: list[str], addresses: list[str]) -> list[str]:
+    """Options of `docker run` that let nothing ask a name server who the hosts are.
+
+    Torch looks up the name of each address that it meets at, mostly through a socket of IPv6, where the C library
+    compares with the mapped form only.
+    """
+    options = []
+    for host, address in zip(hosts, addresses, strict=True):
+        if is_address(address):
+            options += ["--add-host", f"{host}:{address}"]
+            if ":" not in address:
+                options += ["--add-host", f"{host}.mapped:::ffff:{address}"]
+    return options
+
+
 def container_options(job: dict[str, Any]) -> list[str]:
     """Options of `docker run` that every container of the job has."""
     options = [
@@ -220,13 +235,7 @@ def container_options(job: dict[str, Any]) -> list[str]:
         "--workdir",
         "/work",
     ]
-    # Torch looks up the name of each address that it meets at, mostly through a socket of IPv6, where the C
-    # library compares with the mapped form only. Without both lines that asks a name server.
-    for host, address in zip(job["hosts"], job["addresses"], strict=True):
-        if is_address(address):
-            options += ["--add-host", f"{host}:{address}"]
-            if ":" not in address:
-                options += ["--add-host", f"{host}.mapped:::ffff:{address}"]
+    options += name_options(job["hosts"], job["addresses"])
     for volume in job["container"]["volumes"]:
         options += ["--volume", volume]
     for device in job["container"]["devices"]:
@@ -357,6 +366,7 @@ class FilterModule:
                 run_needs,
                 image_problems,
                 interface_problems,
+                name_options,
                 verdict_lines,
                 manifests_digest,
                 job_variables,

@@ -211,8 +211,8 @@ def is_address(text: str) -> bool:
 def name_options(hosts: list[str], addresses: list[str]) -> list[str]:
     """Options of `docker run` that let nothing ask a name server who the hosts are.
 
-    Torch looks up the name of each address that it meets at, mostly through a socket of IPv6, where the C library
-    compares with the mapped form only.
+    Torch looks up the name of each address that it meets at, mostly through a socket of IPv6, where the C
+    library compares with the mapped form only.
     """
     options = []
     for host, address in zip(hosts, addresses, strict=True):

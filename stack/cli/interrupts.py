@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from types import FrameType
 
 _asked = False
@@ -23,8 +24,12 @@ def remember_interrupts() -> None:
 
 
 def raise_lost_interrupt() -> None:
-    """Raise `KeyboardInterrupt` once more if one was asked for and nothing is on its way because of it."""
-    if _asked and sys.exc_info()[0] is None:
+    """Raise `KeyboardInterrupt` once more if one was asked for and nothing is on its way because of it.
+
+    In the main thread only, where Python raises it itself: another one would die of it unheard.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if _asked and is_main and sys.exc_info()[0] is None:
         raise KeyboardInterrupt
 
 

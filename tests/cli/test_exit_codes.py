@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -128,3 +129,21 @@ def test_a_place_that_cannot_be_written_is_no_bug_of_ours(tmp_path: Path, place:
     done = stack("report", "run", "--html", place, cwd=tmp_path)
     assert done.returncode in (2, 3), done.stderr
     assert "error[bug]" not in done.stderr and place.split("/")[0] in done.stderr
+
+
+def test_another_thread_does_not_die_of_a_lost_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stack.cli import interrupts
+
+    monkeypatch.setattr(interrupts, "_asked", True)
+    ended = []
+
+    def work() -> None:
+        interrupts.raise_lost_interrupt()
+        ended.append("well")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ended == ["well"]
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.raise_lost_interrupt()

@@ -100,6 +100,20 @@ def merged_manifest(two: Path) -> Loaded[DatasetManifest]:
 
 
 @pytest.fixture(scope="session")
+def merged_episodes() -> list[tuple[int, int, int, str]]:
+    """(delivery number, its episode, frames, task) of each episode of `merged`, in order."""
+    return [
+        (0, 0, 7, "fold the shirt"),
+        (0, 2, 9, "fold the shirt"),
+        (0, 3, 4, "把毛巾放进盒子"),
+        (0, 4, 6, "fold the shirt"),
+        (1, 0, 3, "fold the shirt"),
+        (1, 1, 8, "把毛巾放进盒子"),
+        (1, 2, 5, "fold the shirt"),
+    ]
+
+
+@pytest.fixture(scope="session")
 def merged(tmp_path_factory: pytest.TempPathFactory, merged_manifest: Loaded[DatasetManifest]) -> Path:
     """The two deliveries merged, one episode dropped, sliced; caps so small that files roll."""
     from stack.dataset.write_plan import Caps

@@ -39,22 +39,10 @@ def picture(item: dict[str, Any], camera: str) -> np.ndarray:
     return (item[camera].numpy().transpose(1, 2, 0) * 255).round().astype(np.uint8)
 
 
-# (delivery number, its episode, frames, task), as in test_prepare.
-EPISODES = [
-    (0, 0, 7, "fold the shirt"),
-    (0, 2, 9, "fold the shirt"),
-    (0, 3, 4, "把毛巾放进盒子"),
-    (0, 4, 6, "fold the shirt"),
-    (1, 0, 3, "fold the shirt"),
-    (1, 1, 8, "把毛巾放进盒子"),
-    (1, 2, 5, "fold the shirt"),
-]
-
-
-def test_every_frame_of_every_camera(open_dataset, merged: Path, deliveries) -> None:
+def test_every_frame_of_every_camera(open_dataset, merged: Path, merged_episodes, deliveries) -> None:
     dataset = open_dataset(merged)
     assert (len(dataset), dataset.meta.total_episodes) == (42, 7)
-    claims = [(n, d, e, f, t) for n, (d, e, frames, t) in enumerate(EPISODES) for f in range(frames)]
+    claims = [(n, d, e, f, t) for n, (d, e, frames, t) in enumerate(merged_episodes) for f in range(frames)]
     for index, (number, delivery, episode, frame, task) in enumerate(claims):
         item = dataset[index]
         assert (int(item["episode_index"]), int(item["frame_index"]), int(item["index"])) == (

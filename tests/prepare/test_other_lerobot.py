@@ -21,18 +21,8 @@ import pytest
 from stack.prepare import prepare
 
 READER = Path(__file__).with_name("read_by_lerobot.py")
-# (delivery number, its episode, frames, task) of the merged dataset, as in test_lerobot.
-EPISODES = [
-    (0, 0, 7, "fold the shirt"),
-    (0, 2, 9, "fold the shirt"),
-    (0, 3, 4, "把毛巾放进盒子"),
-    (0, 4, 6, "fold the shirt"),
-    (1, 0, 3, "fold the shirt"),
-    (1, 1, 8, "把毛巾放进盒子"),
-    (1, 2, 5, "fold the shirt"),
-]
-CLAIMS = [(n, d, e, f, t) for n, (d, e, length, t) in enumerate(EPISODES) for f in range(length)]
 
+Episodes = list[tuple[int, int, int, str]]
 Read = Callable[[Path], dict[str, Any]]
 
 
@@ -56,9 +46,10 @@ def read(tmp_path: Path) -> Read:
     return run
 
 
-def _judge(found: dict[str, Any], deliveries: ModuleType) -> None:
-    assert len(found["index"]) == len(CLAIMS)
-    for index, (number, delivery, episode, frame, task) in enumerate(CLAIMS):
+def _judge(found: dict[str, Any], episodes: Episodes, deliveries: ModuleType) -> None:
+    claims = [(n, d, e, f, t) for n, (d, e, length, t) in enumerate(episodes) for f in range(length)]
+    assert len(found["index"]) == len(claims)
+    for index, (number, delivery, episode, frame, task) in enumerate(claims):
         where = [int(found[key][index]) for key in ("episode_index", "frame_index", "index")]
         assert where == [number, frame, index]
         assert found["timestamp"][index] == pytest.approx(frame / 10)
@@ -70,7 +61,7 @@ def _judge(found: dict[str, Any], deliveries: ModuleType) -> None:
         for camera, name in enumerate(("observation.images.head", "observation.images.wrist")):
             shown = deliveries.read_identity(found[name][index])
             assert shown == deliveries.identity(delivery, camera, episode, frame), (index, name)
-        last = EPISODES[number][2] - 1
+        last = episodes[number][2] - 1
         ahead = [min(frame + n, last) for n in range(3)]
         assert found["chunk"][index, :, 0].tolist() == [
             deliveries.value(delivery, episode, f, 101) for f in ahead
@@ -81,14 +72,16 @@ def _judge(found: dict[str, Any], deliveries: ModuleType) -> None:
         np.testing.assert_allclose(found[f"stats.{name}"], np.percentile(rows, percent, axis=0), rtol=1e-6)
 
 
-def test_every_frame_of_a_merged_dataset(read: Read, merged: Path, deliveries: ModuleType) -> None:
+def test_every_frame_of_a_merged_dataset(
+    read: Read, merged: Path, merged_episodes: Episodes, deliveries: ModuleType
+) -> None:
     found = read(merged)
-    _judge(found, deliveries)
-    assert found["some"].tolist() == [[n, f] for n in (1, 4) for f in range(EPISODES[n][2])]
+    _judge(found, merged_episodes, deliveries)
+    assert found["some"].tolist() == [[n, f] for n in (1, 4) for f in range(merged_episodes[n][2])]
 
 
 def test_every_frame_where_videos_are_linked(
-    read: Read, merged_manifest: Any, deliveries: ModuleType, tmp_path: Path
+    read: Read, merged_manifest: Any, merged_episodes: Episodes, deliveries: ModuleType, tmp_path: Path
 ) -> None:
     prepare(merged_manifest, out=tmp_path / "link", videos="link", jobs=1)
-    _judge(read(tmp_path / "link"), deliveries)
+    _judge(read(tmp_path / "link"), merged_episodes, deliveries)

@@ -94,7 +94,8 @@ def _account(job: Job, rank: int, error: Exception) -> None:
 def _measure(job: Job, spec: Spec) -> Point:
     import torch
 
-    from stack.train.data import Collate, Order, loader, open_dataset, told_of_dead_workers
+    from stack.train.batches import told_of_dead_workers
+    from stack.train.data import Collate, Order, loader, open_dataset
     from stack.train.objective import make_objective
     from stack.train.policy import build_policy, build_processors
     from stack.train.ranks import join, local_rank
@@ -191,7 +192,7 @@ def _point(
 
 
 def _checked(batches: Iterator[Any], dataset: Any) -> Iterator[Any]:
-    from stack.train.data import next_batch
+    from stack.train.batches import next_batch
 
     while True:
         yield next_batch(batches, dataset)

@@ -177,7 +177,7 @@ def find_culprits(
     """Channels of a batch that are not finite or out of range, worst first.
 
     Args:
-        batch: a `stack.train.data.Batch`.
+        batch: a `stack.train.batches.Batch`.
         names: channel names of `observation.state` and `action`.
         loss_per_channel: mean loss of each action channel over the batch, where known.
         limit: out of range is what is larger once normalised; not given, or larger: `RANGE_LIMIT`.

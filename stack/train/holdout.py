@@ -124,7 +124,8 @@ def _measure(session: Session, frames: Sequence[int]) -> tuple[float, int, list[
     """(sum of losses, real actions, sum of absolute errors of each channel) over some frames."""
     import torch
 
-    from stack.train.data import Collate, Samples, next_batch
+    from stack.train.batches import Samples, next_batch
+    from stack.train.data import Collate
 
     samples = Samples(session.dataset)
     collate = Collate(

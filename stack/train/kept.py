@@ -95,7 +95,7 @@ def read(file: Path) -> dict[str, Any]:
 
 def replay(session: Session, content: dict[str, Any]) -> Replayed:
     """Take a kept step's forward and backward passes again with the session's weights; nothing is changed."""
-    from stack.train.data import Batch
+    from stack.train.batches import Batch
     from stack.train.step import clip, to_device
 
     batches = [Batch(b["inputs"], b["places"], b["raw"]) for b in content["batches"]]

@@ -11,9 +11,10 @@ from typing import Any
 
 from stack.train import kept
 from stack.train.ahead import Ahead
+from stack.train.batches import told_of_dead_workers
 from stack.train.checkpoint_snapshot import take
 from stack.train.checkpoint_write import Writer
-from stack.train.data import Collate, loader, told_of_dead_workers
+from stack.train.data import Collate, loader
 from stack.train.guard import Culprit, Guard, Trip, describe, find_culprits
 from stack.train.holdout import Evaluation, evaluate
 from stack.train.session import Emit, Session

@@ -10,7 +10,8 @@ from stack.devices import Device
 from stack.manifests.run import RunManifest
 from stack.train import checkpoint
 from stack.train.average import Average
-from stack.train.data import Order, open_dataset, sample_of
+from stack.train.batches import sample_of
+from stack.train.data import Order, open_dataset
 from stack.train.holdout import Held, hold_out
 from stack.train.job import Job
 from stack.train.objective import make_objective

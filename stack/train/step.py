@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from stack.devices import Device
-from stack.train.data import Batch, next_batch
+from stack.train.batches import Batch, next_batch
 from stack.train.session import Session
 
 

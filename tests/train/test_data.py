@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_what_a_worker_raised_is_said_and_not_only_that_it_did(torch_module: Any
     """As torch hands it over, by its own wrapper; memory stays memory."""
     from torch._utils import ExceptionWrapper
 
-    from stack.train.data import told_of_dead_workers
+    from stack.train.batches import told_of_dead_workers
 
     def raised(error: Exception) -> Any:
         try:
@@ -169,3 +170,44 @@ def test_what_a_worker_raised_is_said_and_not_only_that_it_did(torch_module: Any
     assert caught.value.id == "loader-worker-failed"
     with pytest.raises(MemoryError), told_of_dead_workers():
         raised(MemoryError("no")).reraise()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EOFError(),
+        ConnectionResetError(104, "Connection reset by peer"),
+        ConnectionRefusedError(111, "Connection refused"),
+        FileNotFoundError(2, "No such file or directory", "/tmp/pymp-1/listener-2"),
+        OSError(24, "Too many open files"),
+        RuntimeError("received 0 items of ancdata"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_batch_that_a_worker_cannot_hand_over_ends_with_our_words(error: Exception) -> None:
+    """As Python's and torch's own ways of handing a descriptor over fail, by their sources."""
+    from stack.train.batches import next_batch
+
+    with pytest.raises(WorkFailed, match=type(error).__name__) as caught:
+        next_batch(_fails(error), dataset=None)
+    assert caught.value.id == "loader-handover-failed"
+
+
+def test_what_is_not_of_handing_over_is_left_as_it_is() -> None:
+    """The judges of memory, of connections to outside and of dead workers look at the error itself."""
+    from stack.train.batches import next_batch
+    from stack.train.offline import OutsideConnection
+
+    for error in (
+        OSError(12, "Cannot allocate memory"),
+        OutsideConnection("socket.getaddrinfo hub.invalid"),
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+    ):
+        with pytest.raises(type(error)) as caught:
+            next_batch(_fails(error), dataset=None)
+        assert caught.value is error
+
+
+def _fails(error: Exception) -> Iterator[Any]:
+    raise error
+    yield

@@ -432,14 +432,14 @@ def test_a_frame_that_only_the_other_host_cannot_read(site: Site) -> None:
     (planted / "sitecustomize.py").write_text(
         "import sys\n"
         "if any('stack.train.worker' in word for word in sys.orig_argv):\n"
-        "    from stack.train import data\n"
-        "    read, calls = data.Samples.__getitem__, []\n"
+        "    from stack.train import batches\n"
+        "    read, calls = batches.Samples.__getitem__, []\n"
         "    def planted(self, index):\n"
         "        calls.append(index)\n"
         "        if len(calls) == 8:\n"
-        "            return data.Unreadable(index, 'the disk says no')\n"
+        "            return batches.Unreadable(index, 'the disk says no')\n"
         "        return read(self, index)\n"
-        "    data.Samples.__getitem__ = planted\n"
+        "    batches.Samples.__getitem__ = planted\n"
     )
     path = f"{planted}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     first, other = site.launch(0, **LONG_RUN), site.launch(1, env={"PYTHONPATH": path}, **LONG_RUN)
@@ -457,13 +457,13 @@ def test_a_slow_rank_of_the_other_host_is_named_and_its_steps_are_kept(site: Sit
     (planted / "sitecustomize.py").write_text(
         "import sys, time\n"
         "if any('stack.train.worker' in word for word in sys.orig_argv):\n"
-        "    from stack.train import data\n"
-        "    read, calls = data.Samples.__getitem__, []\n"
+        "    from stack.train import batches\n"
+        "    read, calls = batches.Samples.__getitem__, []\n"
         "    def slow(self, index):\n"
         "        calls.append(index)\n"
         "        time.sleep(1.0 if len(calls) > 4 else 0.0)\n"
         "        return read(self, index)\n"
-        "    data.Samples.__getitem__ = slow\n"
+        "    batches.Samples.__getitem__ = slow\n"
     )
     path = f"{planted}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     settings = {**LONG_RUN, "lag_factor": 4, "lag_steps": 3}

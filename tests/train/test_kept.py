@@ -239,12 +239,12 @@ def plant_a_slow_disk(site: Path, monkeypatch: pytest.MonkeyPatch, *, rank: int,
         "import os, sys, time\n"
         "if any('stack.train.worker' in word for word in sys.orig_argv) and "
         f"os.environ.get('RANK') == '{rank}':\n"
-        "    from stack.train import data\n"
-        "    read, calls = data.Samples.__getitem__, []\n"
+        "    from stack.train import batches\n"
+        "    read, calls = batches.Samples.__getitem__, []\n"
         "    def slow(self, index):\n"
         "        calls.append(index)\n"
         f"        time.sleep(0.5 if len(calls) > {after_reads} else 0.0)\n"
         "        return read(self, index)\n"
-        "    data.Samples.__getitem__ = slow\n"
+        "    batches.Samples.__getitem__ = slow\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

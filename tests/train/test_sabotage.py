@@ -374,19 +374,38 @@ def a_batch_that_is_lost(stage: Stage) -> str:
     """A worker that may open no more files cannot hand over what it has made, and lives on."""
     import resource
 
+    def no_more_files() -> None:
+        time.sleep(0.5)  # what was made before is handed over: in the middle of that, it would be refused
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+
+    return _with_third_batch(stage, no_more_files)
+
+
+def a_batch_that_is_refused(stage: Stage) -> str:
+    """A worker that fails in the middle of handing over: the connection is closed."""
+    from multiprocessing import reduction
+
+    def refuse(*_: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    return _with_third_batch(stage, lambda: setattr(reduction, "send_handle", refuse))
+
+
+def _with_third_batch(stage: Stage, do: Callable[[], None]) -> str:
+    """Do something in a loader's worker that has made its third batch, which waits to be handed over."""
     from stack.train import data
 
     make, calls = data.Collate.__call__, []
 
-    def loses(self: Any, samples: list[Any]) -> Any:
+    def made(self: Any, samples: list[Any]) -> Any:
         batch = make(self, samples)
         calls.append(1)
         if os.getpid() != here and len(calls) == 3:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+            do()
         return batch
 
     here = os.getpid()
-    stage.patch.setattr(data.Collate, "__call__", loses)
+    stage.patch.setattr(data.Collate, "__call__", made)
     return stage.here(train={"steps": 100, "workers": 1, "data_timeout_s": 3})
 
 
@@ -511,13 +530,13 @@ def rank_that_fails_first(stage: Stage) -> str:
     order = Order(stage.toys.EPISODES * stage.toys.LENGTH, 2, 1000, world=2, rank=1)
     frame = next(iter(order.batches(2, 3)))[0]
     stage.plant(
-        "from stack.train import data\n"
-        "read = data.Samples.__getitem__\n"
+        "from stack.train import batches\n"
+        "read = batches.Samples.__getitem__\n"
         "def planted(self, index):\n"
         f"    if index == {frame}:\n"
-        "        return data.Unreadable(index, 'the disk says no')\n"
+        "        return batches.Unreadable(index, 'the disk says no')\n"
         "    return read(self, index)\n"
-        "data.Samples.__getitem__ = planted\n"
+        "batches.Samples.__getitem__ = planted\n"
     )
     settings = {"batch_per_device": 2, "steps": 100, "warmup_steps": 1}
     return stage.door(device={"count": 2}, train=settings).message
@@ -525,9 +544,9 @@ def rank_that_fails_first(stage: Stage) -> str:
 
 def loader_that_hangs(stage: Stage) -> str:
     """A worker that waits for its disk for ever: alive, and silent."""
-    from stack.train import data
+    from stack.train import batches
 
-    read, calls = data.Samples.__getitem__, []
+    read, calls = batches.Samples.__getitem__, []
 
     def hangs(self: Any, index: int) -> Any:
         calls.append(index)
@@ -535,7 +554,7 @@ def loader_that_hangs(stage: Stage) -> str:
         return read(self, index)
 
     here = os.getpid()
-    stage.patch.setattr(data.Samples, "__getitem__", hangs)
+    stage.patch.setattr(batches.Samples, "__getitem__", hangs)
     return stage.here(train={"steps": 100, "workers": 1, "data_timeout_s": 3})
 
 
@@ -608,6 +627,11 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
     (killed_loader_worker, "loader-worker-died", "a loader's worker has died"),
     (loader_that_hangs, "loader-stuck", "no batch has come from the loader's workers for 3 s"),
     (a_batch_that_is_lost, "loader-stuck", "no batch has come from the loader's workers for 3 s"),
+    (
+        a_batch_that_is_refused,
+        "loader-handover-failed",
+        "could not be taken over from a loader's worker: EOFError",
+    ),
     (killed_rank, "", "rank 1 (process "),
     (rank_that_fails_first, "sample-unreadable", "rank 1: episode "),
 ]

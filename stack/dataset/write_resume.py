@@ -8,7 +8,6 @@ the same job on unchanged sources by the same code, and gives the file's sha256.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import pickle
 import re
@@ -228,16 +227,18 @@ def _store(record: Path, result: Any) -> None:
 def _load(record: Path) -> _Done | None:
     """None where there is no record, or one that is broken, somebody else's, or of unknown content."""
     try:
-        content = record.read_bytes()
-        if record.stat().st_uid != os.geteuid():
-            return None
-    except OSError:
-        return None
-    digest, payload = content[:32], content[32:]
-    if hashlib.sha256(payload).digest() != digest:
-        return None
-    try:
-        return _Done(_Plain(io.BytesIO(payload)).load(), is_reused=True)
+        with record.open("rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None
+            # Read twice, or a record of all episodes' statistics would be held beside what is made of it.
+            hasher = hashlib.sha256()
+            digest = file.read(hasher.digest_size)
+            for block in iter(lambda: file.read(1 << 20), b""):
+                hasher.update(block)
+            if hasher.digest() != digest:
+                return None
+            file.seek(len(digest))
+            return _Done(_Plain(file).load(), is_reused=True)
     except Exception:  # a record that cannot be read is only work to do again
         return None
 

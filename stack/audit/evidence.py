@@ -202,7 +202,12 @@ class Evidence:
         position = 0
         for file, rows in self._episode_tables:
             for raw in rows:
-                light = {key: value for key, value in raw.items() if not key.startswith("stats/")}
+                # Without statistics there, the entry itself: a copy of each would be kept beside it.
+                light = (
+                    raw
+                    if self.form_only
+                    else {key: value for key, value in raw.items() if not key.startswith("stats/")}
+                )
                 index, length = whole(raw.get("episode_index")), whole(raw.get("length"))
                 yield EpisodeEntry(position, file, index, length, raw.get("tasks"), light)
                 position += 1

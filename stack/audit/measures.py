@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stack.audit.rows import in_episode
+from stack.audit.rows import Span, in_episode
 
 if TYPE_CHECKING:
     from stack.audit.evidence import Evidence
@@ -60,31 +61,44 @@ class Measures:
 
 
 def measure(evidence: Evidence) -> Measures:
-    curves = sorted(_clock(evidence), key=lambda curve: -curve.worst_frames)
+    off = list(_clock(evidence))
+    worst = sorted(off, key=lambda pair: -pair[1])[:CURVES]
     done = evidence.decoded
     return Measures(
         lengths=tuple(sorted(evidence.rows.lengths.items())),
-        clock_off=tuple(sorted((curve.episode, curve.worst_frames) for curve in curves)),
-        clock_curves=tuple(curve for curve in curves[:CURVES] if curve.worst_frames > 0.01),
+        clock_off=tuple(sorted((span.episode, frames) for (span, _), frames in off)),
+        clock_curves=tuple(_curve(evidence, *place, frames) for place, frames in worst if frames > 0.01),
         key_distances={camera: tuple(_key_distances(evidence, camera)) for camera in evidence.clips},
         clips={camera: _clips(evidence, camera) for camera in evidence.clips},
         decoded=(done.pictures, done.seconds) if done and done.pictures else None,
     )
 
 
-def _clock(evidence: Evidence) -> Iterator[ClockCurve]:
-    column, fps = evidence.rows.columns.get("timestamp"), evidence.fps
-    if column is None or column.values is None or column.width != 1 or fps is None:
+def _clock(evidence: Evidence) -> Iterator[tuple[tuple[Span, int], float]]:
+    """Rows one after another, the number of the first in its episode, and how many frames they are off."""
+    column = evidence.rows.columns.get("timestamp")
+    if column is None or column.values is None or column.width != 1 or evidence.fps is None:
         return
     for span, offset in in_episode(evidence.rows.spans):
-        own = column.values[span.start : span.start + span.count, 0].astype(np.float64)
-        off = own * fps - np.arange(offset, offset + span.count)
-        finite = np.flatnonzero(np.isfinite(off))
-        if not len(finite):
-            continue
-        worst = float(np.abs(off[finite]).max())
-        shown = finite[np.unique(np.linspace(0, len(finite) - 1, CURVE_POINTS).astype(np.int64))]
-        yield ClockCurve(span.episode, tuple(shown.tolist()), tuple(off[shown].tolist()), worst)
+        off = _frames_off(evidence, span, offset)
+        finite = off[np.isfinite(off)]
+        if len(finite):
+            yield (span, offset), float(np.abs(finite).max())
+
+
+def _curve(evidence: Evidence, span: Span, offset: int, worst: float) -> ClockCurve:
+    off = _frames_off(evidence, span, offset)
+    finite = np.flatnonzero(np.isfinite(off))
+    shown = finite[np.unique(np.linspace(0, len(finite) - 1, CURVE_POINTS).astype(np.int64))]
+    return ClockCurve(span.episode, tuple(shown.tolist()), tuple(off[shown].tolist()), worst)
+
+
+def _frames_off(evidence: Evidence, span: Span, offset: int) -> NDArray[np.float64]:
+    """(span.count,) the timestamp less frame_index / fps, in frames."""
+    values, fps = evidence.rows.columns["timestamp"].values, evidence.fps
+    assert values is not None and fps is not None
+    own = values[span.start : span.start + span.count, 0].astype(np.float64)
+    return own * fps - np.arange(offset, offset + span.count)
 
 
 def _key_distances(evidence: Evidence, camera: str) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stack.dataset.memory import give_back
+from stack.dataset.memory import give_back, keep_little
 
 if TYPE_CHECKING:
     from stack.audit.report import AuditReport
@@ -28,6 +28,7 @@ def audit_output(root: Path, *, values: bool = True) -> AuditReport:
     Raises:
         BadRequest: there is no such folder.
     """
+    keep_little()
     give_back()  # what the writing needed, before the audit's own code comes on top
 
     from stack.audit.evidence import Evidence

@@ -77,12 +77,15 @@ class Column:
         return 0 if self.values is None else int(self.values.shape[1])
 
     def whole_numbers(self) -> NDArray[np.int64] | None:
-        """(N,) the one-wide column as whole numbers, 0 where absent; None where a present row is not one."""
+        """(N,) the one-wide column as whole numbers, 0 where absent; None where a present row is not one.
+
+        They may be the column's own values: they are not to be written to.
+        """
         if self.values is None or self.width != 1:
             return None
         flat = self.values[:, 0]
         if flat.dtype.kind != "f":
-            return flat.astype(np.int64)
+            return flat.astype(np.int64, copy=False)
         own = flat[self.present]
         if not (np.isfinite(own).all() and (own == np.rint(own)).all() and (np.abs(own) < 2.0**62).all()):
             return None

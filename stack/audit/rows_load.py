@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from stack.audit.rows import Array, Column, Rows, Span, UnreadColumn
 from stack.audit.rows_part import Part, is_light, opaque, part_of
 from stack.audit.shelter import reading
+from stack.dataset.memory import give_back
 
 if TYPE_CHECKING:
     from stack.audit.evidence import Evidence
@@ -150,6 +152,7 @@ def _batches(parquet: pq.ParquetFile, columns: list[str], use_threads: bool) -> 
                 ROWS_AT_ONCE, row_groups=together, columns=columns, use_threads=use_threads
             )
             together, rows = [], 0
+            pa.default_memory_pool().release_unused()  # or the next ones are read into new memory
 
 
 def load_rows(evidence: Evidence) -> Rows:
@@ -167,6 +170,8 @@ def load_rows(evidence: Evidence) -> Rows:
             evidence.problems.append(evidence.explain(relative, error))
             continue
         episodes.append(episode)
+        if evidence.form_only:
+            give_back()  # its footer, which lists every chunk of its columns
     files, count = read.files, read.count
     # Taken out one by one, so that at most one column is held twice.
     columns = {name: _column(read.columns.pop(name), files, count) for name in list(read.columns)}
@@ -179,7 +184,7 @@ def _column(gathered: _Gathered, files: list[tuple[str, int, int]], count: int) 
     numeric = [part for part in parts if part.is_numeric]
     starts = {part.start for part in parts}
     absent = [relative for relative, start, rows in files if start not in starts and rows]
-    present = np.zeros(count, np.bool_)
+    present: NDArray[np.bool_] = np.zeros(count, np.bool_)
     null_rows = [part.start + int(row) for part in parts for row in np.flatnonzero(part.nulls)]
     if not numeric:
         for part in parts:
@@ -193,6 +198,8 @@ def _column(gathered: _Gathered, files: list[tuple[str, int, int]], count: int) 
         present[part.start : part.start + len(fits)] = fits
         others = np.flatnonzero((part.widths != width) & ~part.nulls)
         odd += [(part.start + int(row), int(part.widths[row])) for row in others]
+    if present.all():
+        present = np.broadcast_to(np.True_, (count,))  # one byte, where a dataset is as it should be
     return Column(_values(gathered, width, count), present, gathered.types, null_rows, odd, absent)
 
 

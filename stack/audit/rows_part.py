@@ -48,12 +48,17 @@ def is_light(type_: pa.DataType) -> bool:
 
 
 def opaque(rows: int, start: int) -> Part:
-    return Part(start, None, _all(rows, 1), np.zeros(rows, np.bool_), is_numeric=False)
+    return Part(start, None, _all(rows, 1), _none(rows), is_numeric=False)
 
 
 def _all(rows: int, width: int) -> NDArray[np.int64]:
     """(rows,) of the same width, in the memory of one number; not to be written to."""
     return np.broadcast_to(np.int64(width), (rows,))
+
+
+def _none(rows: int) -> NDArray[np.bool_]:
+    """(rows,) of False, in the memory of one; not to be written to."""
+    return np.broadcast_to(np.False_, (rows,))
 
 
 def part_of(array: pa.Array, start: int) -> Part:
@@ -89,6 +94,7 @@ def part_of(array: pa.Array, start: int) -> Part:
         whole[widths >= 0] = values
         values = whole
     if leaf_nulls.any() and width:
+        nulls = nulls.copy()
         nulls[np.flatnonzero(widths >= 0)[leaf_nulls.reshape(-1, width).any(axis=1)]] = True
     return Part(start, values, widths, nulls)
 
@@ -104,6 +110,7 @@ def _ragged(
     good = widths[widths >= 0]
     if not len(good) or len(flat) != int(good.sum()):
         return Part(start, None, widths, nulls, is_numeric=False)
+    nulls = nulls.copy()
     nulls[np.repeat(np.arange(len(widths)), np.maximum(widths, 0))[leaf_nulls]] = True
     return Part(start, None, widths, nulls, loose=flat.copy())
 
@@ -122,5 +129,5 @@ def _numbers(array: pa.Array) -> Array:
 
 def _nulls(array: pa.Array) -> NDArray[np.bool_]:
     if not array.null_count:
-        return np.zeros(len(array), np.bool_)
+        return _none(len(array))
     return numbers_of(pc.is_null(array).cast(pa.uint8())).astype(np.bool_)

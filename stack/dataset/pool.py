@@ -113,9 +113,10 @@ class Pool:
         yield from self._results(self._submit(work, items))
 
     def _results(self, futures: list[Future[Result]]) -> Iterator[Result]:
+        futures.reverse()
         try:
-            for future in futures:
-                yield future.result()
+            while futures:  # a result is the caller's alone as soon as it is given
+                yield futures.pop().result()
         except BrokenProcessPool as error:
             raise _worker_died() from error
         except Exception as error:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
+from stack.dataset.memory import give_back
 from stack.dataset.missing import left_out, note_missing_columns
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_files import files_below, fill_template, note_left_overs
@@ -29,6 +30,7 @@ from stack.dataset.video_index import probe
 from stack.errors import BadRequest, StackError
 
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+MANY_GROUPS = 50  # from here on, what a footer and its columns needed is worth giving back
 
 
 def read_episodes_v30(
@@ -149,9 +151,14 @@ def _episode_column(file: Path) -> tuple[int, pa.ChunkedArray | None]:
         count = int(parquet.metadata.num_rows)
         if "episode_index" not in parquet.schema_arrow.names:
             return count, None
+        groups = parquet.num_row_groups
         table = parquet.read(columns=["episode_index"], use_threads=False)
-        # A file may hold a column twice; pyarrow takes `episode_index.x` for it, too.
-        return count, table.column(table.column_names.index("episode_index"))
+    # A file may hold a column twice; pyarrow takes `episode_index.x` for it, too.
+    column = table.column(table.column_names.index("episode_index"))
+    if groups >= MANY_GROUPS:
+        del parquet, table
+        give_back()
+    return count, column
 
 
 def _episodes_of(file: Path, table: Mapping[int, Mapping[str, Any]]) -> set[int]:

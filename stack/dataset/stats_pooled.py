@@ -20,9 +20,9 @@ from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats,
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 
 HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 READ_BYTES = 1 << 20
-READ_ROWS = 4096
+READ_ROWS = 2048
 GROUPS_BYTES = 4 << 20
 # Another part of a feature means reading all of it once more, which costs less than holding much of it; what
 # no number of parts makes small is read several times for each part anyway.
@@ -235,6 +235,8 @@ def _written_groups(root: Path, paths: Sequence[str], feature: str) -> Iterator[
             for groups in _small_groups(parquet.metadata):
                 for batch in parquet.iter_batches(READ_ROWS, groups, [feature], use_threads=False):
                     yield _table(batch.column(feature))  # pyarrow takes `action` for `action.raw` too
+                    del batch  # while the next one is read
+                pa.default_memory_pool().release_unused()  # or each group is decoded into new memory
 
 
 def _small_groups(metadata: pq.FileMetaData) -> Iterator[list[int]]:

@@ -85,6 +85,10 @@ class VideoDone:
     info: VideoInfo
     clips: tuple[tuple[int, int, str], ...]
 
+    def light(self) -> VideoDone:
+        """Without its key frames: nobody asks for those of a finished file, and each episode has some."""
+        return replace(self, info=replace(self.info, key_frames=()))
+
 
 def timestamps(length: int, fps: float) -> NDArray[Any]:
     """(length,) float32: frame_index / fps, divided in float64."""

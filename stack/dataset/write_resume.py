@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from stack.dataset.own_code import code_digest
 from stack.dataset.pool import Pool
@@ -29,6 +29,7 @@ from stack.folders import disk_error
 
 RECORDS = ".resume"
 ATTEMPT = "attempt-"
+DIGEST_BYTES = hashlib.sha256().digest_size
 EPISODE = re.compile(r"\bepisode \d")  # not the name of a file
 Result = TypeVar("Result")
 
@@ -218,9 +219,15 @@ def _is_there(step: _Step, result: Any) -> bool:
 
 
 def _store(record: Path, result: Any) -> None:
-    payload = pickle.dumps(result)
+    """A digest and the pickled result. That goes straight to the file: held, it would be as large again."""
     temporary = record.with_name(f"{record.name}-{uuid.uuid4().hex}")
-    temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
+    with temporary.open("w+b") as file:
+        file.seek(DIGEST_BYTES)
+        pickle.dump(result, file)
+        file.seek(DIGEST_BYTES)
+        digest = _digest(file)
+        file.seek(0)
+        file.write(digest)
     os.replace(temporary, record)
 
 
@@ -231,16 +238,20 @@ def _load(record: Path) -> _Done | None:
             if os.fstat(file.fileno()).st_uid != os.geteuid():
                 return None
             # Read twice, or a record of all episodes' statistics would be held beside what is made of it.
-            hasher = hashlib.sha256()
-            digest = file.read(hasher.digest_size)
-            for block in iter(lambda: file.read(1 << 20), b""):
-                hasher.update(block)
-            if hasher.digest() != digest:
+            if file.read(DIGEST_BYTES) != _digest(file):
                 return None
-            file.seek(len(digest))
+            file.seek(DIGEST_BYTES)
             return _Done(_Plain(file).load(), is_reused=True)
     except Exception:  # a record that cannot be read is only work to do again
         return None
+
+
+def _digest(file: BinaryIO) -> bytes:
+    """SHA-256 of what is left of a file."""
+    hasher = hashlib.sha256()
+    for block in iter(lambda: file.read(1 << 20), b""):
+        hasher.update(block)
+    return hasher.digest()
 
 
 class _Plain(pickle.Unpickler):

@@ -12,7 +12,7 @@ WHEELS ?= $(WORK)/wheels/$(FOR)
 export VENV ?= .venv
 -include revision.mk # written by bundle-install.sh where a bundle was unpacked
 
-.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify provision services stop teardown test-hosts
+.PHONY: help setup test lint reproduce ui locks bench wheelhouse sbom image bundle bundle-verify provision services verify stop teardown test-hosts
 .DEFAULT_GOAL := help
 
 help: ## what can be done here
@@ -67,6 +67,9 @@ provision: ## bring the hosts of INVENTORY to a running engine with the bundle's
 
 services: ## bring inside server, weights, data and tracking server to provisioned hosts (ARGS="--tags site_check,mirror")
 	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/services.yml $(ARGS)
+
+verify: ## do the cards of INVENTORY's trainers compute, and reach each other? (ARGS="-e verify_timeout_s=900")
+	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/verify.yml $(ARGS)
 
 stop: ## stop the training of INVENTORY's trainers with a checkpoint; `make reproduce` goes on from it
 	@cd ansible && ansible-playbook -i $(abspath $(INVENTORY)) playbooks/stop.yml $(ARGS)

@@ -231,6 +231,8 @@ book services services
 book services-again services
 unchanged services-again
 
+play verify verify
+grep -q 'so is the sum over all' "$folder/verify.log" || fail "verify told of no sum: $folder/verify.log"
 play reproduce reproduce
 python3 -c 'import json, sys; sys.exit(not json.load(open(sys.argv[1]))["good"])' "$folder/collected/trainer1/verdict.json" ||
   fail "the verdict is not good: $folder/collected/trainer1/verdict.json"

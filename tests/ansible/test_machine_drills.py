@@ -431,7 +431,10 @@ def test_verify_multiplies_and_sums_over_two_hosts_in_the_training_image(site: S
         "verify_image": id, "verify_device": "cpu", "verify_processes": 2, "verify_timeout_s": 240,
         "train_job_mounts": [{"source": "/opt/test-host/env", "target": "/opt/stack/env", "kind": "folder"}],
     }  # fmt: skip
-    verified = site.ended(site.begin(CHECKOUT / "ansible/playbooks/verify.yml", **values))
+    playbook = CHECKOUT / "ansible/playbooks/verify.yml"
+    without = site.ended(site.begin(playbook, **{**values, "verify_image": ""}))
+    assert without.code != 0 and "error[verify-image] trainer1: no image is named" in without.said
+    verified = site.ended(site.begin(playbook, **values))
     assert verified.code == 0, verified.said
     for host in ADDRESS:
         record = json.loads(on(host, "cat /opt/stack/records/verify.json"))
@@ -439,9 +442,7 @@ def test_verify_multiplies_and_sums_over_two_hosts_in_the_training_image(site: S
         assert (record["world"], record["backend"]) == (4, "gloo")
         assert record["product_bf16"] is True and record["all_reduce"] is True
     on("trainer2", f"iptables -I OUTPUT -p tcp -d {ADDRESS['trainer1']} --dport 29500 -j DROP")
-    cut = site.ended(
-        site.begin(CHECKOUT / "ansible/playbooks/verify.yml", **{**values, "verify_timeout_s": 60})
-    )
+    cut = site.ended(site.begin(playbook, **{**values, "verify_timeout_s": 60}))
     on("trainer2", f"iptables -D OUTPUT -p tcp -d {ADDRESS['trainer1']} --dport 29500 -j DROP")
     assert (
         "error[verify-smoke] trainer2: no result within 60 s" in cut.said

@@ -378,7 +378,7 @@ def a_batch_that_is_lost(stage: Stage) -> str:
         time.sleep(0.5)  # what was made before is handed over: in the middle of that, it would be refused
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 
-    return _with_third_batch(stage, no_more_files)
+    return _with_third_batch(stage, no_more_files, data_timeout_s=3)
 
 
 def a_batch_that_is_refused(stage: Stage) -> str:
@@ -388,10 +388,10 @@ def a_batch_that_is_refused(stage: Stage) -> str:
     def refuse(*_: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    return _with_third_batch(stage, lambda: setattr(reduction, "send_handle", refuse))
+    return _with_third_batch(stage, lambda: setattr(reduction, "send_handle", refuse), data_timeout_s=60)
 
 
-def _with_third_batch(stage: Stage, do: Callable[[], None]) -> str:
+def _with_third_batch(stage: Stage, do: Callable[[], None], data_timeout_s: int) -> str:
     """Do something in a loader's worker that has made its third batch, which waits to be handed over."""
     from stack.train import data
 
@@ -406,7 +406,7 @@ def _with_third_batch(stage: Stage, do: Callable[[], None]) -> str:
 
     here = os.getpid()
     stage.patch.setattr(data.Collate, "__call__", made)
-    return stage.here(train={"steps": 100, "workers": 1, "data_timeout_s": 3})
+    return stage.here(train={"steps": 100, "workers": 1, "data_timeout_s": data_timeout_s})
 
 
 def few_open_files(stage: Stage) -> str:

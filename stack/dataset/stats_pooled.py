@@ -23,10 +23,10 @@ HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 2 << 20
 READ_BYTES = 1 << 20
 READ_ROWS = 2048
-GROUPS_BYTES = 4 << 20
+GROUPS_BYTES = 2 << 20
 # Another part of a feature means reading all of it once more, which costs less than holding much of it; what
 # no number of parts makes small is read several times for each part anyway.
-VALUES_A_JOB = 4_500_000
+VALUES_A_JOB = 6_250_000
 PARTS_MAX = 24
 PARTS_STREAMED = 4
 

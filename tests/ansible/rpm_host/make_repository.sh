@@ -35,6 +35,7 @@ package() {
     printf '%%description\nstand-in\n%%install\ncp -a %s/. %%{buildroot}/\n' "$root"
     cat "$work/$name.scripts"
     echo '%files'
+    (cd "$root" && find . -mindepth 1 -type d) | sed 's/^\.//' | while read -r folder; do [ -d "$folder" ] || echo "%dir $folder"; done
     (cd "$root" && find . \( -type f -o -type l \) | sed 's/^\.//; s/.*\.conf$/%config(noreplace) &/')
   } >"$work/specs/$name-$version.spec"
   rpmbuild --quiet -bb --define "_topdir $work/build" --define "_rpmdir $out" --define '_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm' \
@@ -50,7 +51,7 @@ cat >"$work/docker-engine.scripts" <<'SCRIPTS'
 getent group docker >/dev/null || groupadd --system docker
 %post
 echo "$1" >>/run/docker-engine.post
-[ ! -e /run/slow ] || sleep 600
+[ ! -e /run/slow ] || sleep "$(cat /run/slow)"
 systemctl daemon-reload >/dev/null 2>&1 || :
 touch /var/lib/docker-engine.ready
 %preun
@@ -59,7 +60,7 @@ touch /var/lib/docker-engine.ready
 [ "$1" != 0 ] || rm -f /var/lib/docker-engine.ready
 SCRIPTS
 for version in 18.09.0 25.0.3; do
-  package docker-engine "$version" 1.oe2203 'Requires: containerd >= 2:1.6' 'Requires: /usr/sbin/runc' 'Requires: virtual(engine-data)' \
+  package docker-engine "$version" 1.oe2203 'Epoch: 1' 'Requires: containerd >= 2:1.6' 'Requires: /usr/sbin/runc' 'Requires: virtual(engine-data) >= 3' \
     'Requires: (engine-rich if system-base)' 'Requires: system-base' 'Recommends: engine-tips'
 done
 tree containerd containerd
@@ -72,10 +73,11 @@ for name in engine-data engine-rich engine-tips legacy-runtime unrelated; do
   mkdir -p "$work/trees/$name/usr/share/stand-in"
   echo "$name" >"$work/trees/$name/usr/share/stand-in/$name"
 done
+package engine-data 0.9 1.oe2203 'BuildArch: noarch' 'Provides: virtual(engine-data) = 2'
 package engine-data 1.0 1.oe2203 'BuildArch: noarch' 'Provides: virtual(engine-data) = 3'
 package engine-rich 1.0~rc1^git2 1.oe2203 'BuildArch: noarch'
 package engine-tips 1.0 1.oe2203 'BuildArch: noarch'
-package legacy-runtime 1.0 1.oe2203 'BuildArch: noarch' 'Conflicts: docker-engine >= 20'
+package legacy-runtime 1.0 1.oe2203 'BuildArch: noarch' 'Conflicts: docker-engine >= 1:20'
 package unrelated 1.0 1.oe2203 'BuildArch: noarch' 'Requires: libdevmapper.so.1.02.1()(64bit)'
 
 tree chrony chrony
@@ -94,6 +96,7 @@ rpm -qp --provides "$out"/*.rpm | sed 's/ .*//' | sort -u >"$work/provided"
 rpm -qp --list "$out"/*.rpm | sort -u >>"$work/provided"
 rpm -qp --requires "$out"/*.rpm | grep -v '^rpmlib(' | grep -v '^(' | sed 's/ .*//' | sort -u | grep -vxFf "$work/provided" |
   grep -vx system-base | sed 's/^/Provides: /' >"$work/base"
+echo 'Provides: system-release = 22.03' >>"$work/base"
 IFS='
 '
 # shellcheck disable=SC2046 # a line each

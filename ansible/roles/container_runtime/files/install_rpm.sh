@@ -7,7 +7,7 @@ exec 9<.
 flock 9
 of() { rpm -qp --nosignature --qf "$1" "$2" 2>/dev/null; }
 for file; do of '%{NAME}\n' "$file"; done >begun
-sync
+sync begun .
 offline_dnf() { dnf -y --disablerepo='*' --nogpgcheck --setopt=install_weak_deps=False "$@" 9<&-; }
 count=$# again=
 for file; do
@@ -21,4 +21,6 @@ shift "$count"
 for file in "$@" $again; do
   rpm -q "$(of '%{NVRA}' "$file")" >/dev/null || { echo "dnf ended well, and has not installed $file" >&2; exit 1; }
 done
+# Rpm leaves its files to the kernel; after a power cut now, nothing would tell that they are empty.
+sync
 rm begun

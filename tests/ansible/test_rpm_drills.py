@@ -284,7 +284,7 @@ def test_time_follows_the_sites_server_and_teardown_takes_only_what_came_with_us
     on("tracking", "rpm -e unrelated")
     gone = play(site, ["teardown"], "tracking", teardown_data=True)
     assert gone.code == 0, gone.said
-    assert on("tracking", "pgrep 'docker|containerd|chrony' || true") == ""
+    assert on("tracking", "ps -eo comm | grep -E 'docker|containerd|chrony' || true") == ""
 
 
 def test_a_host_with_rpm_is_left_as_it_was_and_nothing_asked_the_way_out(site: Any) -> None:

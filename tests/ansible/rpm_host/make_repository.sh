@@ -86,7 +86,7 @@ rm -rf "$chrony/etc" "$chrony/usr/share" "$chrony/usr/lib/systemd" "$chrony/usr/
 mkdir -p "$chrony/etc" "$chrony/usr/lib/systemd/system"
 printf 'pool pool.ntp.org iburst\ndriftfile /var/lib/chrony/drift\nmakestep 1.0 3\nlogdir /var/log/chrony\n' >"$chrony/etc/chrony.conf"
 # -x: a container must not set the machine's clock.
-printf '[Unit]\nDescription=NTP client/server\n[Service]\nType=simple\nRuntimeDirectory=chrony\nRuntimeDirectoryMode=0750\nStateDirectory=chrony\nExecStart=/usr/sbin/chronyd -x -d -u root\n[Install]\nWantedBy=multi-user.target\n' \
+printf '[Unit]\nDescription=NTP client/server\n[Service]\nType=simple\nRuntimeDirectory=chrony\nRuntimeDirectoryMode=0750\nStateDirectory=chrony\nExecStart=/usr/sbin/chronyd -x -d -u root -f /etc/chrony.conf\n[Install]\nWantedBy=multi-user.target\n' \
   >"$chrony/usr/lib/systemd/system/chronyd.service"
 printf '%%pre\ngetent passwd chrony >/dev/null || useradd --system --no-create-home --home-dir /var/lib/chrony --shell /usr/sbin/nologin chrony\n%%preun\n[ "$1" != 0 ] || systemctl disable --now chronyd.service >/dev/null 2>&1 || :\n' >"$work/chrony.scripts"
 package chrony 4.1 3.oe2203

@@ -4,6 +4,7 @@
 #   test_hosts.sh down             remove the hosts, their volumes and the network
 #   test_hosts.sh attempts         how many packets tried to leave, host by host; exit code 1 when any did
 #   test_hosts.sh fresh            the same hosts, made anew
+# STACK_TEST_SYSTEM=rpm makes hosts with rpm and dnf, which say that they are openEuler; they get no packages here.
 # Needs root and Debian's archive. A container is no machine: see docs/operations.md for what these hosts cannot show.
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,7 +14,7 @@ set=${STACK_TEST_SET:-80}
 network=stack-test-$set subnet=172.30.$set.0/24 gateway=172.30.$set.1
 folder=${2:-${STACK_TEST_HOSTS:-/tmp/stack-test-hosts-$set}}
 hosts="trainer1:172.30.$set.11:2 trainer2:172.30.$set.12:2 tracking:172.30.$set.13:0"
-base=stack-test-base:bookworm image=stack-test-host:$set
+base=stack-test-base:bookworm image=stack-test-host:$set system=${STACK_TEST_SYSTEM:-deb}
 
 say() { echo "test-hosts: $*" >&2; }
 
@@ -42,6 +43,16 @@ make_image() {
     --build-arg MIRROR="$(archive)" -t "$image" "$folder/context" >/dev/null
 }
 
+# The same host with another package manager; its packages are built here (a minute).
+make_rpm_image() {
+  from=$image image=stack-test-rpm-host:$set
+  content=$({ docker image inspect -f '{{ .Id }}' "$from"; cat tests/ansible/rpm_host/*; } | sha256sum | cut -c1-16)
+  if [ "$(docker image inspect -f '{{ index .Config.Labels "content" }}' "$image" 2>/dev/null)" = "$content" ]; then return; fi
+  say "making the image of hosts with rpm"
+  DOCKER_BUILDKIT=0 docker build -q --label content="$content" --build-arg BASE_IMAGE="$from" \
+    --build-arg MIRROR="$(archive)" -t "$image" tests/ansible/rpm_host >/dev/null
+}
+
 # What a bundle's packages are for hosts like these: the engine and what the roles need, with all that they depend on.
 make_packages() {
   ls "$folder"/packages/*.deb >/dev/null 2>&1 && return
@@ -63,7 +74,7 @@ up() {
   sh scripts/engine.sh start
   make_base
   make_image
-  make_packages
+  if [ "$system" = rpm ]; then make_rpm_image; else make_packages; fi
   docker network inspect "$network" >/dev/null 2>&1 ||
     docker network create --internal --subnet "$subnet" --gateway "$gateway" "$network" >/dev/null
   # The packages of the training image are too large for a copy on each host; they are mounted where they are.
@@ -134,5 +145,5 @@ case $command in
   down) down ;;
   fresh) down; up ;;
   attempts) attempts ;;
-  *) sed -n '2,7s/^# //p' "$0"; exit 2 ;;
+  *) sed -n '2,8s/^# //p' "$0"; exit 2 ;;
 esac

@@ -11,6 +11,8 @@ from stack.manifests.base import Strict
 Machine = Literal["x86_64", "aarch64"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PlainFile = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$")]
+# Versions of rpm packages may have a caret.
+PackageFile = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~^:-]*$")]
 # What packages of each kind end in, for a machine and for any.
 PACKAGE_ENDS = {
     ("deb", "x86_64"): ("_amd64.deb", "_all.deb"),
@@ -92,14 +94,16 @@ class Package(Strict):
     Attributes:
         depends: names of packages that it needs, alternatives as `a|b`; None: nobody has looked. Names that
             the manifest does not list are part of the bare host's system.
+        replaces: the bare system's own version of it, which is too old for the packages that need this one.
     """
 
     name: str
     version: str
-    file: PlainFile
+    file: PackageFile
     size: int | None = Field(default=None, ge=1)
     sha256: Sha256 | None = None
     depends: tuple[str, ...] | None = None
+    replaces: str | None = None
 
 
 class PackagesManifest(Strict):

@@ -384,6 +384,16 @@ def test_a_host_keeps_its_own_updates_and_the_engine_is_exact() -> None:
     rpm = {"engine": [{"version": "18.09", "release": "4.oe", "epoch": 1}]}
     assert packages.packages_due([{"name": "engine", "version": "18.09-4.oe"}], rpm, ["engine"]) == []
     assert packages.packages_due([{"name": "engine", "version": "1:18.09-4.oe"}], rpm, ["engine"]) == []
+    other = [{"name": "engine", "version": "2:18.09-4.oe"}]
+    assert packages.packages_due(other, rpm, ["engine"]) == other
+
+
+def test_what_the_list_replaces_is_due_and_a_hosts_own_update_is_not() -> None:
+    listed = [{"name": "lib", "version": "2-1.oe", "replaces": "1-1.oe"}]
+    for there, due in (("1", listed), ("2", []), ("3", [])):
+        facts = {"lib": [{"version": there, "release": "1.oe", "epoch": None}]}
+        assert packages.packages_due(listed, facts, ["engine"]) == due
+    assert packages.packages_due(listed, {}, ["engine"]) == listed
 
 
 def test_a_spoilt_or_missing_package_file_is_named_with_both_hashes(tmp_path: Path) -> None:

@@ -111,6 +111,13 @@ def test_each_problem_is_named(
     assert words in found[id]
 
 
+@pytest.mark.parametrize(("version", "told"), [("3.7.9", True), ("3.8.0", False), ("3.11.2", False)])
+def test_a_python_that_the_modules_do_not_run_on_is_told(root: Path, version: str, told: bool) -> None:
+    found = judged({**probe(root), "python": version})
+    assert ("site-python" in found) == told
+    assert not told or "is 3.7.9; Ansible's modules need 3.8" in found["site-python"]
+
+
 def test_a_tool_in_sbin_is_found_and_one_that_is_nowhere_is_told(root: Path) -> None:
     (root / "usr/local/sbin").mkdir()
     (root / "usr/local/bin/npu-smi").rename(root / "usr/local/sbin/npu-smi")

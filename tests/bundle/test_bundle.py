@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import random
@@ -52,6 +53,30 @@ def test_bundle_unpacks_to_what_the_manifests_need(site: Any, tmp_path: Path, ve
     assert compare(site.manifest, tmp_path / "out", places=site.places) == []
     plain = subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=tmp_path / "out")
     assert plain.returncode == 0
+
+
+def test_a_list_of_rpm_packages_is_packed_like_any_other(site: Any, tmp_path: Path, verify: Any) -> None:
+    """As scripts/rpm_packages.sh prints it: an epoch, a caret in a version, an older one to replace."""
+    name = "runc-1.1~rc1^git2-1.oe2203.x86_64.rpm"
+    file = site.places.site / "packages/openEuler-22.03-x86_64" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"rpm" * 700)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    (site.root / "manifests/packages/openEuler-22.03-x86_64.yaml").write_text(
+        "# Made by hand\nschema: stack/packages/1\nhost: openEuler-22.03\nmachine: x86_64\nkind: rpm\n"
+        'needed_by: "roles"\npackages:\n  - name: runc\n    version: "2:1.1~rc1^git2-1.oe2203"\n'
+        f'    file: "{name}"\n    size: 2100\n    sha256: {digest}\n    depends: []\n'
+        '    replaces: "2:1.0-1.oe2203"\n'
+    )
+    site.edit("bundles/site.yaml", "packages: [", "packages: [../packages/openEuler-22.03-x86_64.yaml, ")
+    bundle(site.manifest, tmp_path / "out", places=site.places)
+    assert verify(tmp_path / "out", "--unpack", tmp_path / "there").returncode == 0
+    there = unpacked(tmp_path / "there")
+    assert there[f"packages/openEuler-22.03-x86_64/{name}"] == file.read_bytes()
+    file.unlink()
+    with pytest.raises(StackError) as missing:
+        bundle(site.manifest, tmp_path / "other", places=site.places)
+    assert name in missing.value.what and "roles on openEuler-22.03 x86_64" in missing.value.what
 
 
 def test_runs_look_for_models_and_data_where_the_bundle_puts_them(

@@ -53,6 +53,8 @@ def test_packages_are_pinned(file: Path) -> None:
         ("rpm", "docker-engine-25.0.3-1.oe2403.aarch64.rpm", True),
         ("rpm", "python3-pip-23.3-1.oe2403.noarch.rpm", True),
         ("rpm", "docker-engine-25.0.3-1.oe2403.x86_64.rpm", False),
+        ("rpm", "runc-1.1~rc1^git2-1.oe2403.aarch64.rpm", True),
+        ("rpm", "a/runc-1.1-1.oe2403.aarch64.rpm", False),
         ("deb", "make_4.3-4.1_arm64.deb", True),
         ("deb", "make_4.3-4.1_amd64.deb", False),
         ("deb", "../make_4.3-4.1_arm64.deb", False),

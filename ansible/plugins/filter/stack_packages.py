@@ -71,17 +71,15 @@ def packages_due(
     Args:
         installed: Ansible's package facts: by name, a list of `{version, ...}`.
         exact: packages that must have this version; of the others any will do, because a host may have had
-            its own updates. None: all.
+            its own updates, unless it is the one that the list `replaces`. None: all.
     """
-    return [
-        file
-        for file in files
-        if file["name"] not in installed
-        or (
-            (exact is None or file["name"] in exact)
-            and file["version"] not in installed_versions(installed[file["name"]])
-        )
-    ]
+    due = []
+    for file in files:
+        there = installed_versions(installed.get(file["name"], []))
+        wanted = exact is None or file["name"] in exact or file.get("replaces") in there
+        if not there or (wanted and file["version"] not in there):
+            due.append(file)
+    return due
 
 
 def packages_wrong(files: list[dict[str, Any]]) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 Problem = dict[str, str]
 GB = 1e9
+# What the modules of ansible-core 2.19 run on (its module_utils/basic.py); the probe itself runs on less.
+MODULES_PYTHON = (3, 8)
 
 
 def problem(id: str, where: str, what: str, do: str) -> Problem:
@@ -46,6 +48,13 @@ def host_problems(host: str, facts: dict[str, Any]) -> list[Problem]:
             "site-machine",
             f"the machine is {probe['machine']}; the bundle is for {', '.join(wanted['machines'])}",
             "make a bundle for this machine",
+        )
+    if tuple(int(part) for part in probe["python"].split(".")[:2]) < MODULES_PYTHON:
+        say(
+            "site-python",
+            f"its Python is {probe['python']}; Ansible's modules need {'.'.join(map(str, MODULES_PYTHON))}",
+            "take a newer release of the system; another interpreter (ansible_python_interpreter) must have "
+            "the system's own rpm or apt module, too",
         )
     for path, free in sorted(probe["free_bytes"].items()):
         need = wanted["free_gb"].get(path, 0) * GB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from stack.devices import is_out_of_memory
 from stack.errors import StackError, WorkFailed
 from stack.train.ahead import NothingCame
 from stack.train.offline import OutsideConnection
+
+DEATH_TOLD_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,14 @@ def next_batch(batches: Iterator[Any], dataset: Any, wanted: Callable[[], Sequen
     except (EOFError, OSError, RuntimeError) as error:
         if not _is_of_handing_over(error):
             raise
+        # Where the worker has died, torch says so out of a signal handler, which may come a moment later.
+        time.sleep(DEATH_TOLD_S)
         words = f"{type(error).__name__}: {error}".rstrip(": ")
         raise WorkFailed(
             "loader-handover-failed",
             f"a batch could not be taken over from a loader's worker: {words}",
-            do="the worker has died, or one of the two may open no more files: raise that limit "
-            "(ulimit -n) or lower train.workers, then go on with --resume",
+            do="most likely, one of the two may open no more files: raise that limit (ulimit -n) or lower "
+            "train.workers, then go on with --resume",
         ) from error
     if isinstance(batch, Unreadable):
         raise _unreadable(dataset, batch)

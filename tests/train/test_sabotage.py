@@ -391,6 +391,16 @@ def a_batch_that_is_refused(stage: Stage) -> str:
     return _with_third_batch(stage, lambda: setattr(reduction, "send_handle", refuse), data_timeout_s=60)
 
 
+def a_worker_that_dies_handing_over(stage: Stage) -> str:
+    """The closed connection and the death are told of by two ways; the death is the reason."""
+    from multiprocessing import reduction
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return _with_third_batch(stage, lambda: setattr(reduction, "send_handle", die), data_timeout_s=60)
+
+
 def _with_third_batch(stage: Stage, do: Callable[[], None], data_timeout_s: int) -> str:
     """Do something in a loader's worker that has made its third batch, which waits to be handed over."""
     from stack.train import data
@@ -632,6 +642,7 @@ CATALOGUE: list[tuple[Callable[[Stage], str], str, str]] = [
         "loader-handover-failed",
         "could not be taken over from a loader's worker: EOFError",
     ),
+    (a_worker_that_dies_handing_over, "loader-worker-died", "a loader's worker has died"),
     (killed_rank, "", "rank 1 (process "),
     (rank_that_fails_first, "sample-unreadable", "rank 1: episode "),
 ]

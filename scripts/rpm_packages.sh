@@ -36,7 +36,7 @@ mkdir -p "$(dirname "$out")"
 new=$(mktemp -d "$out.XXXXXX") work=$(mktemp -d)
 trap 'rm -rf "$new" "$work"' EXIT
 trap 'exit 130' INT TERM HUP
-dnf -y install --downloadonly "--destdir=$new" --setopt=install_weak_deps=False "$@" >&2 2>"$work/said" || {
+dnf -y install --downloadonly "--destdir=$new" --setopt=install_weak_deps=False --setopt=skip_if_unavailable=False "$@" >&2 2>"$work/said" || {
   cat "$work/said" >&2
   missing=$(sed -n 's/.*Unable to find a match: //p' "$work/said")
   [ -z "$missing" ] || fail 2 rpm-no-package "no repository of this machine has $missing" \

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -394,6 +395,20 @@ def test_what_the_list_replaces_is_due_and_a_hosts_own_update_is_not() -> None:
         facts = {"lib": [{"version": there, "release": "1.oe", "epoch": None}]}
         assert packages.packages_due(listed, facts, ["engine"]) == due
     assert packages.packages_due(listed, {}, ["engine"]) == listed
+
+
+def test_public_pools_of_chronys_settings_are_known_and_a_sites_own_server_is_not() -> None:
+    tasks = yaml.safe_load((CHECKOUT / "ansible/roles/host_time/tasks/follow.yml").read_text())
+    pattern = next(t for t in tasks if "ansible.builtin.replace" in t)["ansible.builtin.replace"]["regexp"]
+    for line, public in (
+        ("pool 2.debian.pool.ntp.org iburst", True),
+        ("pool pool.ntp.org iburst", True),  # openEuler's
+        ("  server 0.pool.ntp.org", True),
+        ("pool ntp.site.example iburst", False),
+        ("server mypool.ntp.org", False),
+        ("#pool pool.ntp.org", False),
+    ):
+        assert bool(re.search(pattern, line, re.MULTILINE)) == public, line
 
 
 def test_a_spoilt_or_missing_package_file_is_named_with_both_hashes(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ _spec = importlib.util.spec_from_file_location(
 )
 assert _spec is not None and _spec.loader is not None
 drills = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = drills  # where dataclasses look for it
 _spec.loader.exec_module(drills)
 CHECKOUT, SET, FOLDER, on = drills.CHECKOUT, drills.SET, drills.FOLDER, drills.on
 IMAGE, HOST = f"stack-test-rpm-host:{SET}", "openEuler-22.03-x86_64"

@@ -27,6 +27,11 @@ def gone(before: dict[str, Any], installed: tuple[str, ...] = ("docker.io", "ngi
     (task,) = (task for task in tasks if task.get("name") == "Files and folders that came with us")
     given = {**DEFAULTS, "teardown_data": True, "teardown_packages": ["docker.io", "nginx", "postgresql-15"]}
     given["ansible_facts"] = {"packages": dict.fromkeys(installed)}
+    (engine,) = (
+        task for task in tasks if task.get("name") == "Whether the engine goes, and whether one stays"
+    )
+    for name, text in engine["ansible.builtin.set_fact"].items():
+        given[name] = native.from_string(text).render(**given)
     for name, text in task["vars"].items():
         given[name] = native.from_string(text).render(**given)
     return list(native.from_string(task["loop"]).render(teardown_before=before, **given))

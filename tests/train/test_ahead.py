@@ -20,8 +20,20 @@ def numbers(count: int, taken: list[int], error: Exception | None = None) -> Ite
         raise error
 
 
+OTHERS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def only_own_threads_count() -> None:
+    """An earlier test of this process may have left one that hangs, by its nature."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "next-batch"]
+    return [
+        thread for thread in threading.enumerate() if thread.name == "next-batch" and thread not in OTHERS
+    ]
 
 
 def gone(seconds: float = 5) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+LAUNCHER = Path(__file__).with_name("launch.py")
 
 
 @dataclass(frozen=True)
@@ -40,26 +43,29 @@ def measure(
     Raises:
         Failed: it is not there, or exits with another code; with the end of what it said.
     """
-    with tempfile.TemporaryFile() as said:
-        started_s = time.monotonic()
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
+        launch = [sys.executable, "-I", "-S", str(LAUNCHER), str(told.fileno()), *command]
+        done = subprocess.run(
+            launch,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            pass_fds=[told.fileno()],
+            check=False,
+        )
+        told.seek(0)
+        said.seek(0)
+        tail = said.read().decode(errors="replace")[-2000:]
         try:
-            child = subprocess.Popen(
-                list(command),
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                cwd=cwd,
-            )
-        except OSError as error:
-            raise Failed(f"{command[0]}: {error}") from error
-        _, status, usage = os.wait4(child.pid, 0)
-        wall_s = time.monotonic() - started_s
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode != exits_with:
-            said.seek(0)
-            tail = said.read().decode(errors="replace")[-2000:]
-            raise Failed(f"{' '.join(command)} exited with {child.returncode}:\n{tail}")
-    return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+            counted = json.load(told)
+        except ValueError:
+            raise Failed(f"{command[0]}: nothing was counted, code {done.returncode}:\n{tail}") from None
+    if "error" in counted:
+        raise Failed(f"{command[0]}: {counted['error']}")
+    if counted["code"] != exits_with:
+        raise Failed(f"{' '.join(command)} exited with {counted['code']}:\n{tail}")
+    return Cost(counted["wall_s"], counted["cpu_s"], counted["peak_mib"])
 
 
 def median(run: Callable[[], Cost], repeats: int) -> Cost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -62,32 +63,26 @@ def test_the_same_seed_gives_the_same_rows(made: Path, tmp_path: Path) -> None:
 
 
 def test_a_childs_time_and_memory_are_counted() -> None:
-    """Asked of a small process, as `python -m bench` is one: a child's peak begins with its parent's."""
     work = (
         "import time; b = bytearray(150 << 20); t = time.process_time()\n"
         "while time.process_time() - t < 0.4: pass"
     )
-    asked = (
-        "import json, sys\n"
-        "from bench.measure import measure\n"
-        "idle = measure([sys.executable, '-c', 'import time; time.sleep(0.5)'])\n"
-        f"child = 'import subprocess as s, sys; s.run([sys.executable, \"-c\", ' + repr({work!r}) + '])'\n"
-        "busy = measure([sys.executable, '-c', child])\n"
-        "both = idle + busy\n"
-        "print(json.dumps([[c.wall_s, c.cpu_s, c.peak_mib] for c in (idle, busy, both)]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", asked],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        check=True,
-    )
-    (idle_wall, idle_cpu, _), (busy_wall, busy_cpu, busy_peak), both = json.loads(done.stdout)
-    assert idle_wall >= 0.5 > idle_cpu
-    assert busy_cpu >= 0.4
-    assert 150 < busy_peak < 400
-    assert both[0] == idle_wall + busy_wall and both[2] == busy_peak
+    child = f"import subprocess as s, sys; s.run([sys.executable, '-c', {work!r}])"
+    idle = measure([sys.executable, "-c", "import time; time.sleep(0.5)"])
+    busy = measure([sys.executable, "-c", child])
+    both = idle + busy
+    assert idle.wall_s >= 0.5 > idle.cpu_s
+    assert busy.cpu_s >= 0.4
+    assert 150 < busy.peak_mib < 200
+    assert both.wall_s == idle.wall_s + busy.wall_s and both.peak_mib == busy.peak_mib
+
+
+def test_what_the_bench_itself_holds_is_not_counted() -> None:
+    """A run that makes its inputs first must not give their memory for that of the command."""
+    held = np.ones(300 << 17)  # 300 MiB
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    assert resident > 300 and held[-1] == 1
+    assert measure([sys.executable, "-c", "pass"]).peak_mib < 50
 
 
 def test_a_command_that_fails_is_an_error_with_its_words() -> None:

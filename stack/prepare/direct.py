@@ -10,11 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from stack.dataset.model import INDEX_FEATURES
 from stack.dataset.read import dataset_version
+from stack.dataset.read_meta import read_features, read_info
 from stack.errors import BadRequest, StackError
 from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Decisions
 from stack.prepare.blueprint import Plan
+from stack.prepare.choose import why_not_kept
 from stack.prepare.run import Prepared, outline, prepare
 
 Log = Callable[[str], None]
@@ -58,6 +61,7 @@ def request(
         "name": name,
         "version": version,
         "sources": entries,
+        "cast": _doubles(sources),
         "robot_type": robot_type,
         "camera_statistics": camera_statistics,
     }
@@ -155,6 +159,19 @@ def _answers(decide: Sequence[str]) -> Mapping[str, str]:
             )
         answers[key] = value
     return answers
+
+
+def _doubles(sources: Sequence[Path]) -> dict[str, str]:
+    """Features that stay float64: without a manifest nobody has said that values may be rounded."""
+    each = [read_features(read_info(source), []) for source in sources]
+    shared = set.intersection(*map(set, each)).difference(INDEX_FEATURES)
+    return {
+        name: "float64"
+        for name in each[0]
+        if name in shared
+        and any(features[name].dtype == "float64" for features in each)
+        and all(why_not_kept(features[name]) is None for features in each)
+    }
 
 
 def _names(sources: Sequence[Path]) -> list[str]:

@@ -16,7 +16,6 @@ from stack.dataset.pictures import PictureJob, sample_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.rows import column_array, column_names
-from stack.dataset.selection import written_feature
 from stack.dataset.stats import CameraSample, Stats, camera_stats, sample_camera, vector_stats
 from stack.dataset.stats_pooled import block_stats
 from stack.dataset.write_v21 import stats_entries
@@ -54,8 +53,8 @@ class _Job:
 def measure(root: Path, *, jobs: Jobs = None, log: Log = lambda _: None) -> Measured:
     """Exact statistics of every feature of numbers, and of cameras as lerobot samples them.
 
-    Values count in the dtype that a prepared dataset would hold them in (vectors of floats as float32), so
-    that statistics of a delivery are those of what is prepared from it whole.
+    Values count in the dtype that info.json declares, whatever the files hold them in: it is what a reader of
+    the dataset gets.
 
     Raises:
         BadRequest: the dataset cannot be read, or a value is not finite.
@@ -95,7 +94,7 @@ def _vector(job: _Job) -> Stats:
 
 
 def _written(episode: Episode, feature: Feature) -> NDArray[Any]:
-    dtype = "float32" if feature.name == "timestamp" else written_feature(feature).dtype
+    dtype = "float32" if feature.name == "timestamp" else feature.dtype
     values = column_array(episode, feature)
     return values.astype(dtype) if np.dtype(dtype).kind == "f" else values
 

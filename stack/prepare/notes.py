@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stack.dataset.selection import Selected
 from stack.dataset.stats_stored import NotKept
@@ -13,8 +13,12 @@ from stack.prepare.scan import Scan
 
 
 def plan_notes(
-    sources: Sequence[SourcePlan], selected: Sequence[Selected], scans: Sequence[Scan]
+    sources: Sequence[SourcePlan],
+    selected: Sequence[Selected],
+    scans: Sequence[Scan],
+    casts: Mapping[str, str],
 ) -> tuple[str, ...]:
+    """In the order of sources and episodes; `casts` is what the manifest asks for, which needs no note."""
     notes = [f"{s.dataset.name}: {text}" for s in sources for _, text in s.dataset.notes]
     derived: dict[tuple[str, str], list[int]] = {}
     for item, scan in zip(selected, scans, strict=True):
@@ -22,6 +26,7 @@ def plan_notes(
             derived.setdefault((item.recipe, text), []).append(item.episode.origin.episode)
     for (name, text), episodes in derived.items():
         notes.append(f"{name}: {text} in episodes {ranges(episodes)}; it is derived")
+    notes += _coarse_notes(selected, scans, casts)
     notes += _cut_notes(selected, scans)
     notes += _statistics_notes(selected, scans)
     for source in sources:
@@ -31,6 +36,20 @@ def plan_notes(
                 f"they were off by up to {source.restamped_s:.3f} s"
             )
     return tuple(notes)
+
+
+def _coarse_notes(selected: Sequence[Selected], scans: Sequence[Scan], casts: Mapping[str, str]) -> list[str]:
+    """Features that are float32 because nobody asked for more, and lose what tells their values apart."""
+    coarse: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for item, scan in zip(selected, scans, strict=True):
+        for feature in scan.coarse.keys() - casts.keys():
+            told = coarse.setdefault((item.recipe, feature), [])
+            told.append((item.episode.origin.episode, scan.coarse[feature]))
+    return [
+        f"{name}: {feature} loses detail as float32 in episodes {ranges(episode for episode, _ in told)} "
+        f"(the first: {told[0][1]}); cast: {{{feature}: float64}} keeps it"
+        for (name, feature), told in sorted(coarse.items())
+    ]
 
 
 def _statistics_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from stack.dataset.model import Feature
-from stack.dataset.rows import column_array, column_names, hold_rows
+from stack.dataset.rows import column_array, column_names, decode_column, hold_rows, read_rows
 from stack.dataset.selection import Recipe, Selected, assemble, frame_tasks, needed_columns
 from stack.dataset.stats_stored import KeptCamera, NotKept, Raw, keep_or_why
 from stack.dataset.video import VideoInfo, probe
 from stack.errors import BadRequest, StackError
 
 TIMESTAMP_TOLERANCE_S = 1e-4
+COARSE = 1e-3  # of what lies between a channel's smallest and largest value
 TIMESTAMP = Feature("timestamp", "float64", (1,))
 FRAME_INDEX = Feature("frame_index", "int64", (1,))
 EPISODE_INDEX = Feature("episode_index", "int64", (1,))
@@ -63,6 +64,7 @@ class Scan:
         statistics: output camera -> what became of its stored statistics, where they are asked for.
         off_s: output camera -> how far from its number over fps its file shows a frame, where that is farther
             than ticks explain.
+        coarse: output features that lose detail by becoming float32 -> what happens to one channel.
     """
 
     tasks: tuple[str, ...]
@@ -72,6 +74,7 @@ class Scan:
     problems: tuple[StackError, ...]
     statistics: Mapping[str, KeptCamera | NotKept] = field(default_factory=dict)
     off_s: Mapping[str, float] = field(default_factory=dict)
+    coarse: Mapping[str, str] = field(default_factory=dict)
 
 
 class Shared:
@@ -100,6 +103,7 @@ def scan_episode(job: ScanJob) -> Scan:
     derived: list[str] = []
     tasks: tuple[str, ...] = ()
     clock = None
+    coarse: dict[str, str] = {}
     with suppress(StackError):  # each reader below tells of its own column
         hold_rows(job.selected.episode.rows, needed_columns(job.recipe, job.features))
     try:
@@ -111,6 +115,7 @@ def scan_episode(job: ScanJob) -> Scan:
         clock = _clock(job, columns)
         _check_numbers(job, columns, derived, problems)
         _check_finite(job, problems)
+        coarse = _coarse(job)
     except StackError as error:
         problems.append(error)
     videos: dict[str, VideoInfo] = {}
@@ -134,7 +139,8 @@ def scan_episode(job: ScanJob) -> Scan:
             )
         )
     statistics = _statistics(job, videos)
-    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), statistics, _off_s(job, videos))
+    off_s = _off_s(job, videos)
+    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), statistics, off_s, coarse)
 
 
 def _off_s(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, float]:
@@ -221,3 +227,22 @@ def _check_finite(job: ScanJob, problems: list[StackError]) -> None:
                 f"or leave the channel out of features.{name}",
             )
         )
+
+
+def _coarse(job: ScanJob) -> dict[str, str]:
+    """Where rounding to float32 moves values by more than noise, as it does seconds since 1970."""
+    episode = job.selected.episode
+    found = {}
+    for name, feature in job.features.items():
+        for take in job.recipe.columns[name] if feature.dtype == "float32" else ():
+            stored = read_rows(episode.rows, [take.feature.name]).column(take.feature.name)
+            values = decode_column(stored, episode, take.feature, as_stored=True).reshape(episode.length, -1)
+            if values.dtype.itemsize <= np.dtype("float32").itemsize:
+                continue
+            with np.errstate(over="ignore", invalid="ignore"):
+                moved = np.abs(values - values.astype(np.float32)).max(axis=0)
+                span = np.ptp(values, axis=0)
+            worst = int(np.argmax(moved - COARSE * span))
+            if moved[worst] > COARSE * span[worst] > 0:
+                found[name] = f"channel {worst} by up to {moved[worst]:.3g}, where it spans {span[worst]:.3g}"
+    return found

@@ -195,7 +195,11 @@ def _camera(name: str, have: Sequence[Profile], place: Place) -> Iterator[Fault]
             f"{' '.join(video)} in {source} (episode {episode})"
             for video, (source, episode) in list(found.items())[:SHOWN]
         )
-        yield between_fault(kinds.VIDEO, f"{name}: {said}", "refuses", place)
+        message = f"{name}: {said}"
+        if len({size for _, size, _ in found}) > 1:
+            yield between_fault(kinds.VIDEO, message, "refuses", place)
+        else:
+            yield between_fault(kinds.VIDEO, message, "settles", place, severity="note")
     forms = {profile.name: profile.features[name].dtype for profile in have}
     if len(set(forms.values())) > 1:
         message = f"{name} is {_pairs(forms)}"

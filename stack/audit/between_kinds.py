@@ -90,6 +90,7 @@ VIDEO = kind(
     consequence="they cannot be copied into one file, and batches of two sizes fail; no merge settles it "
     "without encoding again",
     mend="in the dataset manifest `videos: transcode` to one size, or leave the camera out under `cameras:`",
+    also={"note": "where only codec or pixel format differ: `stack prepare` writes files of each"},
 )
 TASKS = kind(
     "between-task-nearly-equal",

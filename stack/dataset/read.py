@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from pathlib import Path
 
+from stack.dataset.missing import note_undeclared_columns
 from stack.dataset.model import Dataset
 from stack.dataset.read_files import files_below
 from stack.dataset.read_meta import Notes, read_features, read_info, read_tasks
@@ -37,6 +38,8 @@ def read_dataset(root: Path, *, name: str | None = None, leave_out: Container[in
     source = name or root.resolve().name
     read_episodes = read_episodes_v30 if version == "v3.0" else read_episodes_v2
     episodes = read_episodes(root, source, info, features, tasks, notes, leave_out)
+    there = [episode for episode in episodes if episode.rows.file != root]
+    note_undeclared_columns(there, features, notes)
     robot_type = info.get("robot_type")
     return Dataset(
         name=source,

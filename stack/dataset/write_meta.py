@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -37,12 +37,11 @@ class ClipPlace:
     start: int
 
 
-def write_info(root: Path, selection: Selection, plan: FilePlan, infos: Mapping[str, VideoInfo]) -> None:
-    """info.json; totals and splits are counted, video entries come from the files that were written.
+Infos: TypeAlias = Mapping[str, Sequence[VideoInfo]]  # camera -> each of its written files
 
-    Args:
-        infos: camera -> what one of its written files is.
-    """
+
+def write_info(root: Path, selection: Selection, plan: FilePlan, infos: Infos) -> None:
+    """info.json; totals and splits are counted, video entries come from the files that were written."""
     caps = plan.caps
     info = {
         "codebase_version": "v3.0",
@@ -62,7 +61,7 @@ def write_info(root: Path, selection: Selection, plan: FilePlan, infos: Mapping[
     write_json(root / "meta" / "info.json", info)
 
 
-def feature_entries(selection: Selection, infos: Mapping[str, VideoInfo]) -> dict[str, Any]:
+def feature_entries(selection: Selection, infos: Infos) -> dict[str, Any]:
     """info.json's `features`, which v2.1 and v3.0 write alike."""
     features: dict[str, Any] = {}
     for name, feature in selection.features.items():
@@ -94,8 +93,10 @@ def _vector_entry(feature: Feature) -> dict[str, Any]:
     return entry
 
 
-def _camera_entry(info: VideoInfo) -> dict[str, Any]:
-    return {
+def _camera_entry(infos: Sequence[VideoInfo]) -> dict[str, Any]:
+    """What is not true of all files is left out: no reader needs it, and each file says it of itself."""
+    info = infos[0]
+    entry: dict[str, Any] = {
         "dtype": "video",
         "shape": [info.height, info.width, 3],
         "names": ["height", "width", "channels"],
@@ -110,6 +111,10 @@ def _camera_entry(info: VideoInfo) -> dict[str, Any]:
             "has_audio": info.has_audio,
         },
     }
+    for key, values in (("codec", {i.codec for i in infos}), ("pix_fmt", {i.pix_fmt for i in infos})):
+        if len(values) > 1:
+            del entry["info"][f"video.{key}"]
+    return entry
 
 
 def _picture_entry(feature: Feature) -> dict[str, Any]:

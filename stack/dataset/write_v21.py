@@ -17,9 +17,8 @@ from stack.dataset.model import ClipRef, Dataset, Episode
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Selection
 from stack.dataset.stats import Stats
-from stack.dataset.video import VideoInfo
 from stack.dataset.write import Pooled, Version
-from stack.dataset.write_meta import feature_entries, plain_number
+from stack.dataset.write_meta import Infos, feature_entries, plain_number
 from stack.dataset.write_plan import FILES_PER_CHUNK, Caps, DataFile, FilePlan, VideoFile
 from stack.dataset.write_work import Made
 from stack.errors import BadRequest, WorkFailed
@@ -106,7 +105,7 @@ def stats_entries(stats: Mapping[str, Stats]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _info(selection: Selection, plan: FilePlan, infos: Mapping[str, VideoInfo]) -> dict[str, Any]:
+def _info(selection: Selection, plan: FilePlan, infos: Infos) -> dict[str, Any]:
     episodes = len(selection.episodes)
     return {
         "codebase_version": "v2.1",

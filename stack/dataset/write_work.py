@@ -51,11 +51,11 @@ class Made:
     samples: Samples
     rows_stats: Callable[[int], StatsTable]
 
-    def infos(self, plan: FilePlan) -> dict[str, VideoInfo]:
-        """Camera -> what its first file is."""
-        infos: dict[str, VideoInfo] = {}
+    def infos(self, plan: FilePlan) -> dict[str, list[VideoInfo]]:
+        """Camera -> what its files are."""
+        infos: dict[str, list[VideoInfo]] = {}
         for entry, movie in zip(plan.videos, self.videos, strict=True):
-            infos.setdefault(entry.camera, movie.info)
+            infos.setdefault(entry.camera, []).append(movie.info)
         return infos
 
     def stats(self, selection: Selection, plan: FilePlan) -> Iterator[dict[str, Stats]]:

@@ -111,6 +111,8 @@ class Slice(Strict):
     def _one_address(self) -> Slice:
         if self.field is not None and self.names is not None:
             raise ValueError("a slice is addressed by 'field' or by 'names', not by both")
+        if self.names is not None and not self.names:
+            raise ValueError("'names' is empty, so there is no channel to take; leave it out to take all")
         if self.at is not None:
             start, stop = self.at
             if not 0 <= start < stop:
@@ -154,6 +156,19 @@ class Transcode(Strict):
     crf: int = Field(default=18, ge=0, le=51)
 
 
+class FileCaps(Strict):
+    """Sizes at which a new file begins, as lerobot's own keys in info.json; v2.1 has one file an episode.
+
+    Attributes:
+        data_mb, video_mb: of rows (uncompressed) and of videos, in units of 2**20 bytes.
+        files_per_chunk: files in one chunk folder.
+    """
+
+    data_mb: float = Field(default=100, gt=0)
+    video_mb: float = Field(default=200, gt=0)
+    files_per_chunk: int = Field(default=1000, ge=1)
+
+
 class ExpectedData(Strict):
     """Counts that must hold exactly.
 
@@ -185,6 +200,7 @@ class DatasetManifest(Strict):
         camera_statistics: `stored` keeps a clip's statistics where its source has sound ones that a few
             decoded pictures agree with, and samples the others; `sampled` decodes and samples all.
         transcode: how pictures are encoded where `videos: transcode` is chosen.
+        caps: how large the files written become.
     """
 
     schema_: Literal["stack/dataset/1"] = Field(alias="schema")
@@ -200,6 +216,7 @@ class DatasetManifest(Strict):
     videos: Literal["join", "link", "transcode"] = "join"
     camera_statistics: Literal["stored", "sampled"] = "stored"
     transcode: Transcode = Transcode()
+    caps: FileCaps = FileCaps()
     expect: ExpectedData = ExpectedData()
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pathlib import Path
 from stack.dataset.model import Dataset, Episode
 from stack.dataset.selection import Selection
 from stack.dataset.video import VideoInfo
+from stack.dataset.write_plan import Caps
 from stack.prepare.cameras import Filled
 from stack.prepare.episodes import ranges
 from stack.prepare.reconcile import Reconciled
@@ -46,6 +47,7 @@ class Plan:
         filled: cameras that get black pictures somewhere.
         casts: feature -> dtype that the manifest asks for.
         camera_statistics: `stored` or `sampled`: whether what sources store was asked for.
+        caps: sizes at which files roll.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Plan:
     filled: tuple[Filled, ...] = ()
     casts: Mapping[str, str] = field(default_factory=dict)
     camera_statistics: str = "stored"
+    caps: Caps = field(default_factory=Caps)
 
     def text(self) -> str:
         """Field by field what is reconciled and what each source gives."""

@@ -14,6 +14,7 @@ from stack.dataset.pool import Jobs, open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import Recipe, Selected, Selection
 from stack.dataset.stats_stored import KeptCamera, Raw, stored_camera_stats
+from stack.dataset.write_plan import Caps
 from stack.errors import BadRequest, Exit, StackError
 from stack.manifests import DatasetManifest, Loaded
 from stack.manifests.dataset import Source
@@ -115,6 +116,7 @@ def plan(
         filled,
         manifest.cast,
         "stored" if is_stored else "sampled",
+        Caps(**manifest.caps.model_dump()),
     )
     _check_expected(made, manifest, where)
     return made

@@ -12,8 +12,7 @@ from stack.manifests.dataset import Source
 from stack.prepare.episodes import ranges
 
 PLAIN = re.compile(r"[\w./][\w./-]*")  # what YAML takes as text without quotes
-
-
+FEATURES = "\n  features:\n"
 OWN_NUMBER = re.compile(r"exclude_episodes: \[\d+\]")  # of one problem; the block names all of them
 
 
@@ -60,8 +59,18 @@ class Problems:
         told = (OWN_NUMBER.sub("exclude the episode", error.do) for error in self._errors)
         do = list(dict.fromkeys(filter(None, told if self._settles else (e.do for e in self._errors))))
         block = _block(self._settles)
+        do = _under_one_key(do)
         do += [f"in the manifest:\nsources:\n{block}"] if block else []
         raise type(first)(first.id, what, where=first.where, do="\n".join(do), exit=first.exit)
+
+
+def _under_one_key(do: list[str]) -> list[str]:
+    """Lines for several features under one `features:`, as a manifest may have the key only once."""
+    groups: dict[str, list[str]] = {}
+    for text in do:
+        head, key, lines = text.partition(FEATURES)
+        groups.setdefault(head + key, []).extend([lines] if key else [])
+    return [head + "\n".join(lines) for head, lines in groups.items()]
 
 
 def _block(settles: list[Settles]) -> str:

@@ -159,15 +159,13 @@ def _common_names(
         if names == first:
             continue
         at = next(i for i, (a, b) in enumerate(zip(first, names, strict=True)) if a != b)
-        listed = ", ".join(first)
         problems.add(
             BadRequest(
                 "prepare-names-differ",
                 f"features.{name}: channel {at} is '{first[at]}' in {first_source} and "
                 f"'{names[at]}' in {source}",
                 where=where,
-                do="if the channels mean the same, name them in the manifest:\n  features:\n    "
-                f"{name}: [{{from: {name}, at: [0, {len(first)}], names: [{listed}]}}]",
+                do=_settling_names(name, parts[first_source].takes[0].feature.name, first, names),
             )
         )
         return first
@@ -175,6 +173,22 @@ def _common_names(
         values = tuple((s, "named" if p.names is not None else "no names") for s, p in parts.items())
         reconciled.append(Reconciled(f"{name}.names", values, f"the names of {first_source}"))
     return first
+
+
+def _settling_names(name: str, given: str, first: tuple[str, ...], other: tuple[str, ...]) -> str:
+    """By name where a name stands in two places: by position, channels would get one another's names."""
+    shared = [channel for channel in first if first.count(channel) == other.count(channel) == 1]
+    if all(first.index(channel) == other.index(channel) for channel in shared):
+        listed = ", ".join(first)
+        return (
+            "if the channels mean the same, name them in the manifest:\n  features:\n    "
+            f"{name}: [{{from: {given}, at: [0, {len(first)}], names: [{listed}]}}]"
+        )
+    which = "the channels" if len(shared) == len(first) else "the channels that both have"
+    return (
+        f"if the names are right, take {which} by name, in one order:\n  features:\n    "
+        f"{name}: [{{from: {given}, names: [{', '.join(shared)}]}}]"
+    )
 
 
 def _common_dtype(name: str, parts: Mapping[str, Part], where: str, problems: Problems) -> str:
@@ -226,7 +240,9 @@ def compare_camera(
     *,
     is_copied: bool = True,
 ) -> list[Reconciled]:
-    """All files of a camera must have one codec, size and pixel format; what info.json says need not agree.
+    """All files of a camera must have one size; what info.json says need not agree.
+
+    Files of different codec or pixel format stand beside one another, as a decoder is opened for each file.
 
     Args:
         clips: (source, its episode, the file) for each selected episode.
@@ -234,24 +250,20 @@ def compare_camera(
         is_copied: whether packets are copied; pictures that are encoded anew may differ in all these.
     """
     first_source, first_episode, first = clips[0]
+    size = f"{first.width}x{first.height}"
     for source, episode, info in clips if is_copied else ():
-        for what, a, b in (
-            ("codec", first.codec, info.codec),
-            ("size", f"{first.width}x{first.height}", f"{info.width}x{info.height}"),
-            ("pix_fmt", first.pix_fmt, info.pix_fmt),
-        ):
-            if a != b:
-                problems.add(
-                    BadRequest(
-                        "prepare-camera-differs",
-                        f"{camera}: {what} differs: {a} in {first_source} episode {first_episode}, "
-                        f"{b} in {source} episode {episode}",
-                        where=where,
-                        do=f"name the cameras to keep under 'cameras', without {camera}; or leave out "
-                        f"the episodes with {what} {b}",
-                    )
+        if (info.width, info.height) != (first.width, first.height):
+            problems.add(
+                BadRequest(
+                    "prepare-camera-differs",
+                    f"{camera}: size differs: {size} in {first_source} episode {first_episode}, "
+                    f"{info.width}x{info.height} in {source} episode {episode}",
+                    where=where,
+                    do="encode all pictures anew in one size (videos: transcode); or name the cameras to "
+                    f"keep under 'cameras', without {camera}; or leave out the episodes with the other size",
                 )
-                return []
+            )
+            return []
     found = []
     real = f"[{first.height}, {first.width}, 3]"
     shapes = {source: str(list(feature.shape)) for source, feature in declared.items()}
@@ -260,6 +272,12 @@ def compare_camera(
     entries = {source: _encoder(feature) for source, feature in declared.items()}
     if len(set(entries.values())) > 1:
         found.append(Reconciled(f"{camera}.info", tuple(entries.items()), "re-read from the files written"))
+    kinds: dict[str, dict[str, None]] = {}
+    for source, _, info in clips if is_copied else ():
+        kinds.setdefault(source, {})[f"{info.codec} {info.pix_fmt}"] = None
+    if len({kind for own in kinds.values() for kind in own}) > 1:
+        told = tuple((source, " and ".join(own)) for source, own in kinds.items())
+        found.append(Reconciled(f"{camera}.codec", told, "as they are, in files of their own"))
     return found
 
 

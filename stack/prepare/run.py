@@ -88,7 +88,7 @@ def prepare(
         executor: address of a Dask scheduler whose workers do the work instead, `tcp://host:port`.
         replace: swap a dataset that is at `out` for the new one, when that stands.
         log: takes one line of progress at a time.
-        caps: sizes at which files roll; lerobot's defaults if not given.
+        caps: sizes at which files roll; the manifest's if not given.
         announce: takes the plan, before anything is written.
 
     Raises:
@@ -114,18 +114,19 @@ def prepare(
         _scratch(out) as scratch,
     ):
         made = plan(loaded, videos=videos, jobs=pool, log=log, scratch=scratch)
+        made = dataclasses.replace(made, caps=caps or made.caps)
         announce(made)
         refuse_overlap(out, made.selection)
         meta = [file for root in roots for file in files_below(root / "meta")]
         sources = before.only([*meta, *selection_files(made.selection)])
         if made.videos == "transcode":
             made = transcoded(made, loaded.manifest.transcode, scratch, pool, log)
-        writing = _Writing(pool, replace, sources, caps, log)
+        writing = _Writing(pool, replace, sources, log)
         split = loaded.manifest.split
         if split is None:
             return _write(made, out, writing)
         parts = split_plan(made, split, str(loaded.file))
-        key = parts_key(parts.values(), sources, f"{made.videos} {caps}")
+        key = parts_key(parts.values(), sources, f"{made.videos} {made.caps}")
         with whole_folder(out, resume_key=key) as folder:
             remove_strays(folder, parts)
             written = [_write_part(part, folder / name, writing) for name, part in parts.items()]
@@ -138,13 +139,12 @@ class _Writing:
     pool: Pool
     replace: bool
     sources: Snapshot
-    caps: Caps | None
     log: Callable[[str], None]
 
 
 def _write(made: Plan, out: Path, writing: _Writing) -> Prepared:
     mode = _mode(made)
-    files = _files(made, writing.caps)
+    files = _files(made)
     size = output_size(made.selection, files, videos=mode, infos=made.infos)
     writing.log(size.text())
     refuse_small_disk(size, out)
@@ -184,7 +184,7 @@ def _write_part(part: Plan, out: Path, writing: _Writing) -> Prepared:
         shutil.rmtree(out, ignore_errors=True)
         return _write(part, out, writing)
     writing.log(f"part {out.name}: finished by an earlier call")
-    return _prepared(part, out, digest, _files(part, writing.caps))
+    return _prepared(part, out, digest, _files(part))
 
 
 def _prepared(made: Plan, out: Path, digest: str, files: FilePlan) -> Prepared:
@@ -202,10 +202,10 @@ def _join_parts(made: Plan, out: Path, written: Sequence[Prepared]) -> Prepared:
     return Prepared(out, episodes, frames, made.cameras, made.widths, digest, notes, made, parts)
 
 
-def _files(made: Plan, caps: Caps | None = None) -> FilePlan:
+def _files(made: Plan) -> FilePlan:
     if made.version == "v2.1":
-        return plan_v21(made.selection)
-    return plan_files(made.selection, caps=caps, videos=_mode(made), infos=made.infos)
+        return plan_v21(made.selection, chunks_size=made.caps.files_per_chunk)
+    return plan_files(made.selection, caps=made.caps, videos=_mode(made), infos=made.infos)
 
 
 def _mode(made: Plan) -> Videos:
@@ -250,7 +250,7 @@ def outline(loaded: Loaded[DatasetManifest], *, videos: str | None = None, jobs:
         return "\n".join([*lines, "output", f"  {size_text(made)}"])
 
 
-def size_text(made: Plan, caps: Caps | None = None) -> str:
+def size_text(made: Plan) -> str:
     """How many files a plan gives and how large they will be."""
-    files = _files(made, caps)
+    files = _files(made)
     return output_size(made.selection, files, videos=made.videos, infos=made.infos).text()

@@ -149,6 +149,21 @@ def test_videos_of_two_sizes(two: tuple[Path, Path], encode_video: Callable[...,
     assert "64x48 yuv420p in second (episode 1)" in fault.message
 
 
+def test_videos_of_two_codecs_are_no_obstacle(two: tuple[Path, Path]) -> None:
+    import av
+
+    file = two[1] / f"videos/chunk-000/{HAND}/episode_000001.mp4"
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mpeg4", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for _ in range(64):
+            container.mux(stream.encode(av.VideoFrame(48, 32, "yuv420p")))
+        container.mux(stream.encode(None))
+    (fault,) = between(*two)
+    assert (fault.code, fault.severity, fault.data["merge"]) == ("between-video-differs", "note", "settles")
+    assert "mpeg4" in fault.message and "h264" in fault.message
+
+
 def test_the_same_take_in_both(two: tuple[Path, Path]) -> None:
     table = pq.read_table(two[0] / "data/chunk-000/episode_000001.parquet")
     other = two[1] / "data/chunk-000/episode_000002.parquet"  # of the same length

@@ -43,7 +43,55 @@ def test_channel_names(load, pair: Path) -> None:
     error = refusal(load, PLAIN.format(pair))
     assert error.id == "prepare-names-differ" and error.exit == Exit.BAD_REQUEST
     assert "features.observation.state: channel 0 is 'j0' in a and 'left' in b" in error.what
-    assert "observation.state: [{from: observation.state, at: [0, 8], names: [j0, j1" in error.do
+    assert "observation.state: [{from: observation.state, names: [j0, j1" in error.do, "not by position"
+
+
+def renamed(deliveries, root: Path, names: list[str]) -> None:
+    def change(info: dict) -> None:
+        info["features"]["action"]["names"] = names
+
+    deliveries.edit_info(root, change)
+
+
+@pytest.mark.parametrize(
+    ("names", "slices"),
+    [
+        (["a1", "a0", "a2", "a3"], "names: [a0, a1, a2, a3]"),  # the same ones, elsewhere
+        (["grip", "a0", "a1", "a2"], "names: [a0, a1, a2]"),  # some of them, elsewhere
+        (["a0", "a1", "a2", "grip"], "at: [0, 4], names: [a0, a1, a2, a3]"),  # nothing elsewhere
+        (["x", "y", "z", "grip"], "at: [0, 4], names: [a0, a1, a2, a3]"),  # other words
+        (["a1", "a1", "a0", "a2"], "names: [a0, a2]"),  # a name that says nothing
+    ],
+)
+def test_the_proposed_line_gives_no_channel_the_name_of_another(
+    load, pair: Path, deliveries, names: list[str], slices: str
+) -> None:
+    """Pasted, it is accepted, and every channel of both sources holds what its name says."""
+    renamed(deliveries, pair / "a", ["a0", "a1", "a2", "a3"])
+    renamed(deliveries, pair / "b", names)
+    sources = PLAIN.format(pair) + "features:\n"
+    state = "  observation.state: [{from: observation.state, field: joint/position}]\n"
+    error = refusal(load, sources + state + "  action: [{from: action}]\n")
+    line = f"action: [{{from: action, {slices}}}]"
+    assert error.id == "prepare-names-differ" and line in error.do
+    made = plan(load(f"{sources}{state}  {line}\n"))
+    for recipe, own in zip(made.selection.recipes.values(), (["a0", "a1", "a2", "a3"], names), strict=True):
+        (take,) = recipe.columns["action"]
+        written = made.selection.features["action"].names
+        for channel, name in zip(take.channels, written, strict=True):
+            assert own[channel] == name or name not in own
+
+
+def test_lines_for_several_features_stand_under_one_key(load, pair: Path, deliveries) -> None:
+    renamed(deliveries, pair / "b", ["a1", "a0", "a2", "a3"])
+    error = refusal(load, PLAIN.format(pair))
+    assert error.do.count("features:") == 1
+    assert "observation.state: [{" in error.do and "\n    action: [{" in error.do
+
+
+def test_a_slice_without_channels(load, pair: Path) -> None:
+    error = refusal(load, PLAIN.format(pair) + "features: {action: [{from: action, names: []}]}\n")
+    assert error.id == "manifest-invalid" and "'names' is empty" in error.what
 
 
 def test_fps(load, pair: Path, deliveries) -> None:
@@ -69,7 +117,7 @@ def test_width(load, pair: Path, deliveries) -> None:
     assert "action: [{from: action, at: [0, 4]}]" in error.do
 
 
-def test_camera_size_and_codec(load, pair: Path, deliveries) -> None:
+def test_camera_size(load, pair: Path, deliveries) -> None:
     cameras = (("observation.images.head", 128, 64), ("observation.images.hand", 64, 64))
     shutil.rmtree(pair / "b")
     deliveries.write_delivery(pair / "b", deliveries.Delivery(number=1, names=NAMES, cameras=cameras))
@@ -77,9 +125,7 @@ def test_camera_size_and_codec(load, pair: Path, deliveries) -> None:
     assert error.id == "prepare-camera-differs"
     assert "size differs: 96x64 in a episode 0, 128x64 in b episode 0" in error.what
     shutil.rmtree(pair / "b")
-    deliveries.write_delivery(pair / "b", deliveries.Delivery(number=1, names=NAMES, codec="mpeg4"))
-    error = refusal(load, PLAIN.format(pair))
-    assert "codec differs: h264 in a episode 0, mpeg4 in b episode 0" in error.what
+    assert "videos: transcode" in error.do
 
 
 def test_a_feature_that_one_source_lacks(load, pair: Path, deliveries) -> None:

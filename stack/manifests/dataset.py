@@ -81,6 +81,7 @@ class Source(Strict):
         keep_episodes: if given, only these are taken.
         keep_tasks: if given, only episodes with a frame of one of these tasks, by text as delivered.
         exclude_tasks: episodes with a frame of one of these tasks are left out.
+        rename: feature or camera of this delivery -> what the rest of the manifest calls it.
     """
 
     path: str
@@ -89,7 +90,15 @@ class Source(Strict):
     keep_episodes: Episodes | None = None
     keep_tasks: tuple[str, ...] | None = Field(default=None, min_length=1)
     exclude_tasks: tuple[str, ...] = ()
+    rename: dict[str, str] = Field(default_factory=dict)
     decide: Decisions = Decisions()
+
+    @model_validator(mode="after")
+    def _names_stay_apart(self) -> Source:
+        names = [*self.rename.values()]
+        if both := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rename: two features would be called '{both[0]}'")
+        return self
 
 
 class Slice(Strict):

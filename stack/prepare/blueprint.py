@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
 from stack.dataset.model import Dataset, Episode
-from stack.dataset.selection import Selection
+from stack.dataset.selection import Selection, Take
 from stack.dataset.video import VideoInfo
 from stack.dataset.write_plan import Caps
 from stack.prepare.cameras import Filled
@@ -114,6 +114,9 @@ def _text(made: Plan) -> list[str]:
         for out, given in source.cameras.items():
             if out != given:
                 lines.append(f"  renamed: camera {given} -> {out}")
+        for out, takes in selection.recipes[dataset.name].columns.items():
+            if (given_as := renamed_from(out, takes)) and out not in source.cameras:
+                lines.append(f"  renamed: {given_as} -> {out}")
         lines.extend(f"  dropped: {name}: {reason}" for name, reason in source.dropped.items())
     lines.append("features")
     for name, feature in selection.features.items():
@@ -136,6 +139,13 @@ def _text(made: Plan) -> list[str]:
         lines.append("notes")
         lines.extend(f"  {note}" for note in made.notes)
     return lines
+
+
+def renamed_from(out: str, takes: Sequence[Take]) -> str | None:
+    """What an output feature is called in a source that gives it whole; None where it is the same name."""
+    if len(takes) != 1 or takes[0].channels is not None or takes[0].feature.name == out:
+        return None
+    return takes[0].feature.name
 
 
 def _origin(made: Plan, name: str) -> str:

@@ -25,29 +25,37 @@ BLACK_CRF = 30
 
 
 def choose_cameras(
-    dataset: Dataset, manifest: DatasetManifest, shared: Iterable[str], where: str
+    dataset: Dataset,
+    known: Mapping[str, Feature],
+    manifest: DatasetManifest,
+    shared: Iterable[str],
+    where: str,
 ) -> dict[str, str]:
     """Output camera -> the source's camera; without the ones that may be missing and are.
+
+    Args:
+        known: see `known_features`.
 
     Raises:
         BadRequest: a camera that the source does not declare and that may not be missing.
     """
+    own = {name: feature.name for name, feature in known.items() if feature.is_camera}
     if manifest.cameras is None:
-        return {name: name for name in shared}
+        return {name: own[name] for name in shared}
     chosen = {}
     for name, camera in manifest.cameras.items():
         wanted = [camera.source] if camera.source is not None else []
-        found = [c for c in (*wanted, name) if c in dataset.cameras]
+        found = [own[c] for c in (*wanted, name) if c in own]
         if found:
             chosen[name] = found[0]
         elif camera.when_missing == "refuse":
             given = camera.source or name
-            near = difflib.get_close_matches(given, dataset.cameras, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(given, own, n=1, cutoff=0.5)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise BadRequest(
                 "prepare-no-such-camera",
                 f"cameras.{name}: source '{dataset.name}' has no camera '{given}'{hint}; it has: "
-                f"{', '.join(dataset.cameras) or 'none'}",
+                f"{', '.join(own) or 'none'}",
                 where=where,
                 do=f"leave cameras.{name} out, or name the right one: {name}: {{from: ...}}, or say what is "
                 "to become of it: when_missing: drop, or when_missing: black",

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from stack.dataset.model import INDEX_FEATURES, Dataset, Feature
 from stack.dataset.selection import Take
 from stack.errors import BadRequest
-from stack.manifests.dataset import DatasetManifest, Slice
+from stack.manifests.dataset import DatasetManifest, Slice, Source
+from stack.prepare.episodes import ranges
 
 FIELD_PREFIXES = ("state/", "action/")
 # GR00T's annotation columns hold task_index values of their own dataset's task table.
@@ -19,11 +20,17 @@ DIMENSIONS_MAX = 5  # Array5D of `datasets`
 
 @dataclass(frozen=True)
 class Part:
-    """One output feature as one source gives it; `names` is None where the source names no channel."""
+    """One output feature as one source gives it.
+
+    Attributes:
+        names: None where the source names no channel.
+        given: what the manifest calls the source's feature (the first, of several).
+    """
 
     takes: tuple[Take, ...]
     names: tuple[str, ...] | None
     fields: Mapping[str, tuple[int, ...]]
+    given: str
 
     @property
     def width(self) -> int:
@@ -40,10 +47,42 @@ class Part:
         return tuple(dict.fromkeys(take.feature.dtype for take in self.takes))
 
 
+def known_features(dataset: Dataset, source: Source, where: str) -> dict[str, Feature]:
+    """What the manifest may call each feature and camera of a source -> the source's own.
+
+    Raises:
+        BadRequest: `rename` names a feature that the source does not have, or gives one the name of another.
+    """
+    own = dataset.features
+    for given, name in source.rename.items():
+        if given not in own or given in INDEX_FEATURES:
+            raise BadRequest(
+                "prepare-rename-unknown",
+                f"rename: source '{dataset.name}' has no feature or camera '{given}'{_nearest(given, own)}",
+                where=where,
+                do=f"it has: {', '.join(n for n in own if n not in INDEX_FEATURES)}",
+            )
+        if name in INDEX_FEATURES or (name in own and name not in source.rename):
+            raise BadRequest(
+                "prepare-rename-taken",
+                f"rename: '{given}' of source '{dataset.name}' cannot be called '{name}', which it has too",
+                where=where,
+                do=f"choose another name, or rename its '{name}' too",
+            )
+    return {source.rename.get(name, name): feature for name, feature in own.items()}
+
+
 def choose_features(
-    dataset: Dataset, manifest: DatasetManifest, shared: Iterable[str], where: str
+    dataset: Dataset,
+    known: Mapping[str, Feature],
+    manifest: DatasetManifest,
+    shared: Iterable[str],
+    where: str,
 ) -> dict[str, Part]:
     """Output feature -> what this source gives for it.
+
+    Args:
+        known: see `known_features`.
 
     Raises:
         BadRequest: a feature, field or channel that the source does not have.
@@ -51,10 +90,10 @@ def choose_features(
     if manifest.features is None:
         parts = {}
         for name in shared:
-            feature = dataset.features[name]
-            parts[name] = Part((Take(feature),), feature.names, feature.fields)
+            feature = known[name]
+            parts[name] = Part((Take(feature),), feature.names, feature.fields, name)
         return parts
-    return {name: _resolve(dataset, name, slices, where) for name, slices in manifest.features.items()}
+    return {n: _resolve(dataset, known, n, slices, where) for n, slices in manifest.features.items()}
 
 
 def why_not_kept(feature: Feature) -> str | None:
@@ -70,7 +109,9 @@ def why_not_kept(feature: Feature) -> str | None:
     return None
 
 
-def _resolve(dataset: Dataset, name: str, slices: tuple[Slice, ...], where: str) -> Part:
+def _resolve(
+    dataset: Dataset, known: Mapping[str, Feature], name: str, slices: tuple[Slice, ...], where: str
+) -> Part:
     if name in INDEX_FEATURES:
         raise BadRequest(
             "prepare-index-feature",
@@ -83,14 +124,14 @@ def _resolve(dataset: Dataset, name: str, slices: tuple[Slice, ...], where: str)
     named = False
     fields: dict[str, tuple[int, ...]] = {}
     for wanted in slices:
-        feature = _source_feature(dataset, name, wanted.source, where)
+        feature = _source_feature(dataset, known, name, wanted.source, where)
         if len(feature.shape) > 1 and (len(slices) > 1 or wanted.field or wanted.at or wanted.names):
             raise BadRequest(
                 "prepare-slice-of-array",
                 f"features.{name}: '{feature.name}' of source '{dataset.name}' has shape "
                 f"{list(feature.shape)}; features of several dimensions are taken whole and alone",
                 where=where,
-                do=f"write features.{name}: [{{from: {feature.name}}}]",
+                do=f"write features.{name}: [{{from: {wanted.source}}}]",
             )
         channels, given, field = _channels(dataset, feature, name, wanted, where)
         offset = len(names)
@@ -101,18 +142,21 @@ def _resolve(dataset: Dataset, name: str, slices: tuple[Slice, ...], where: str)
         elif channels is None:
             fields = {f: tuple(offset + i for i in at) for f, at in feature.fields.items()} | fields
         takes.append(Take(feature, channels))
-    return Part(tuple(takes), tuple(names) if named else None, fields)
+    return Part(tuple(takes), tuple(names) if named else None, fields, slices[0].source)
 
 
-def _source_feature(dataset: Dataset, name: str, source: str, where: str) -> Feature:
-    feature = dataset.features.get(source)
+def _source_feature(
+    dataset: Dataset, known: Mapping[str, Feature], name: str, source: str, where: str
+) -> Feature:
+    feature = known.get(source)
     if feature is None:
-        vectors = [n for n, f in dataset.features.items() if not f.is_camera]
+        vectors = [n for n, f in known.items() if not f.is_camera and n not in INDEX_FEATURES]
         raise BadRequest(
             "prepare-no-such-feature",
             f"features.{name}: source '{dataset.name}' has no feature '{source}'{_nearest(source, vectors)}",
             where=where,
-            do=f"leave features.{name} out, or leave the source out",
+            do="if this source calls it otherwise, say so in its entry, such as:\n    rename: "
+            f"{{{next(iter(vectors), 'its_name')}: {source}}}\nor leave features.{name} out, or the source",
         )
     reason = "it is a camera" if feature.is_camera else why_not_kept(feature)
     if reason is not None and "name contains" not in reason:
@@ -130,7 +174,7 @@ def _channels(
 ) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None, str | None]:
     """(channels or None for all, their names if known, the field if addressed by one)."""
     if wanted.field is not None:
-        field = _find_field(dataset, feature, name, wanted.field, where)
+        field = _find_field(dataset, feature, name, wanted, wanted.field, where)
         channels = feature.fields[field]
         _check_position(dataset, feature, name, wanted, channels, where)
         return channels, _names_at(feature, channels), field
@@ -147,7 +191,7 @@ def _channels(
         channels = tuple(range(start, stop))
         return channels, wanted.names or _names_at(feature, channels), None
     if wanted.names is not None:
-        return _find_names(dataset, feature, name, wanted.names, where), wanted.names, None
+        return _find_names(dataset, feature, name, wanted, wanted.names, where), wanted.names, None
     return None, feature.names, None
 
 
@@ -167,7 +211,7 @@ def _check_position(
     )
 
 
-def _find_field(dataset: Dataset, feature: Feature, name: str, field: str, where: str) -> str:
+def _find_field(dataset: Dataset, feature: Feature, name: str, wanted: Slice, field: str, where: str) -> str:
     if field in feature.fields:
         return field
     for prefix in FIELD_PREFIXES:
@@ -179,7 +223,7 @@ def _find_field(dataset: Dataset, feature: Feature, name: str, field: str, where
             f"features.{name}: '{feature.name}' of source '{dataset.name}' has no field table, so the field "
             f"'{field}' cannot be found",
             where=where,
-            do=f"address the channels by position: {{from: {feature.name}, at: [0, {feature.shape[0]}]}}",
+            do=f"address the channels by position: {{from: {wanted.source}, at: [0, {feature.shape[0]}]}}",
         )
     raise BadRequest(
         "prepare-no-such-field",
@@ -191,20 +235,24 @@ def _find_field(dataset: Dataset, feature: Feature, name: str, field: str, where
 
 
 def _find_names(
-    dataset: Dataset, feature: Feature, name: str, wanted: tuple[str, ...], where: str
+    dataset: Dataset, feature: Feature, name: str, wanted: Slice, channels: tuple[str, ...], where: str
 ) -> tuple[int, ...]:
     known = feature.names or ()
-    for channel in wanted:
+    for channel in channels:
         if known.count(channel) != 1:
-            problem = "is not a channel" if channel not in known else "is the name of several channels"
+            at = [place for place, name_there in enumerate(known) if name_there == channel]
+            problem, hint, width = "is not a channel", _nearest(channel, known), len(channels)
+            if at:
+                problem, hint, width = "is the name of several channels", f" ({ranges(at)})", 1
             raise BadRequest(
                 "prepare-no-such-channel",
                 f"features.{name}: '{channel}' {problem} of '{feature.name}' in source '{dataset.name}'"
-                f"{_nearest(channel, known)}",
+                f"{hint}",
                 where=where,
-                do=f"address the channels by position: {{from: {feature.name}, at: [0, {len(wanted)}]}}",
+                do="address the channels by position: "
+                f"{{from: {wanted.source}, at: [{min(at, default=0)}, {min(at, default=0) + width}]}}",
             )
-    return tuple(known.index(channel) for channel in wanted)
+    return tuple(known.index(channel) for channel in channels)
 
 
 def _names_at(feature: Feature, channels: tuple[int, ...]) -> tuple[str, ...] | None:

@@ -11,7 +11,7 @@ from stack.dataset.pool import Pool
 from stack.dataset.write_files import WrittenFile
 from stack.files import sha256_file, sha256_text, tree_files, write_json
 from stack.prepare.ancestry import PATH, Steps, ancestors, ancestry
-from stack.prepare.blueprint import Plan, SourcePlan
+from stack.prepare.blueprint import Plan, SourcePlan, renamed_from
 
 SCHEMA = "stack/provenance/1"
 
@@ -114,6 +114,9 @@ def _operations(made: Plan) -> list[dict[str, Any]]:
         for out, given in source.cameras.items():
             if out != given:
                 done.append({"do": "rename-camera", "source": name, "from": given, "to": out})
+        for out, takes in made.selection.recipes[name].columns.items():
+            if (whole := renamed_from(out, takes)) and out not in source.cameras:
+                done.append({"do": "rename-feature", "source": name, "from": whole, "to": out})
         if source.restamped_s is not None:
             done.append({"do": "restamp", "source": name, "worst_difference_s": source.restamped_s})
         done.extend(_slices(made, name))

@@ -165,7 +165,7 @@ def _common_names(
                 f"features.{name}: channel {at} is '{first[at]}' in {first_source} and "
                 f"'{names[at]}' in {source}",
                 where=where,
-                do=_settling_names(name, parts[first_source].takes[0].feature.name, first, names),
+                do=_settling_names(name, parts[first_source].given, first, names),
             )
         )
         return first

@@ -36,7 +36,7 @@ from stack.prepare.episodes import ranges
 from stack.prepare.parts import finished_part, parts_key, remove_strays
 from stack.prepare.planning import plan
 from stack.prepare.provenance import begin_source_digests, write_provenance
-from stack.prepare.split import split_plan
+from stack.prepare.split import in_no_part, split_plan
 from stack.prepare.transcoding import transcoded
 
 
@@ -131,7 +131,7 @@ def prepare(
             remove_strays(folder, parts)
             written = [_write_part(part, folder / name, writing) for name, part in parts.items()]
             sources.check()
-    return _join_parts(made, out, written)
+    return _join_parts(made, out, written, in_no_part(made, parts.values()))
 
 
 @dataclass(frozen=True)
@@ -194,10 +194,11 @@ def _prepared(made: Plan, out: Path, digest: str, files: FilePlan) -> Prepared:
     return Prepared(out, episodes, selection.frames, made.cameras, made.widths, digest, notes, made)
 
 
-def _join_parts(made: Plan, out: Path, written: Sequence[Prepared]) -> Prepared:
+def _join_parts(made: Plan, out: Path, written: Sequence[Prepared], left: str | None) -> Prepared:
     parts = tuple(dataclasses.replace(part, out=out / part.out.name) for part in written)
     digest = sha256_text("".join(f"{part.out.name} {part.content_digest}\n" for part in parts))
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    notes += (left,) if left is not None else ()
     episodes, frames = sum(p.episodes for p in parts), sum(p.frames for p in parts)
     return Prepared(out, episodes, frames, made.cameras, made.widths, digest, notes, made, parts)
 
@@ -247,6 +248,8 @@ def outline(loaded: Loaded[DatasetManifest], *, videos: str | None = None, jobs:
                 f"{s.dataset.name} {ranges(e.index for e in s.episodes)}" for s in part.sources
             )
             lines.append(f"part {name}: {len(part.selection.episodes)} episodes ({origins})")
+        if parts and (left := in_no_part(made, parts.values())):
+            lines.append(left)
         return "\n".join([*lines, "output", f"  {size_text(made)}"])
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from stack.dataset.model import INDEX_FEATURES, Dataset
+from stack.dataset.model import INDEX_FEATURES, Dataset, Feature
 from stack.dataset.selection import Recipe, Take
 from stack.errors import BadRequest, StackError
 from stack.manifests import DatasetManifest
 from stack.prepare.blueprint import SourcePlan
 from stack.prepare.camera_plan import nowhere
 from stack.prepare.cameras import choose_cameras
-from stack.prepare.choose import Part, choose_features, why_not_kept
+from stack.prepare.choose import Part, choose_features, known_features, why_not_kept
 from stack.prepare.episodes import choose_episodes
 from stack.prepare.problems import Problems
 
@@ -20,14 +21,23 @@ def choose(
     datasets: Sequence[Dataset], manifest: DatasetManifest, where: str, problems: Problems
 ) -> tuple[tuple[SourcePlan, ...], dict[str, dict[str, Part]]]:
     """What each source gives: its plan, and output feature -> its part of it, by the source's name."""
-    features, cameras, reasons = _shared(datasets, manifest)
+    try:
+        known = {
+            dataset.name: known_features(dataset, source, where)
+            for dataset, source in zip(datasets, manifest.sources, strict=True)
+        }
+    except StackError as error:
+        problems.add(error)
+        return (), {}
+    features, cameras, reasons = _shared(known, manifest)
     sources: list[SourcePlan] = []
     parts: dict[str, dict[str, Part]] = {}
     for dataset, source in zip(datasets, manifest.sources, strict=True):
         try:
             chosen = choose_episodes(dataset, source, where)
-            parts[dataset.name] = choose_features(dataset, manifest, features, where)
-            renamed = choose_cameras(dataset, manifest, cameras, where)
+            own = known[dataset.name]
+            parts[dataset.name] = choose_features(dataset, own, manifest, features, where)
+            renamed = choose_cameras(dataset, own, manifest, cameras, where)
             _refuse_one_name_for_two(parts[dataset.name], renamed, where)
         except StackError as error:
             problems.add(error)
@@ -35,9 +45,9 @@ def choose(
         used = {take.feature.name for part in parts[dataset.name].values() for take in part.takes}
         used |= set(renamed.values())
         dropped = {
-            name: reasons.get(name, "the manifest does not keep it")
-            for name in dataset.features
-            if name not in used and name not in INDEX_FEATURES
+            feature.name: reasons.get(name, "the manifest does not keep it")
+            for name, feature in own.items()
+            if feature.name not in used and name not in INDEX_FEATURES
         }
         sources.append(SourcePlan(dataset, source.path, chosen, renamed, dropped))
     for name in manifest.cameras or ():
@@ -67,22 +77,23 @@ def recipe_of(source: SourcePlan, parts: Mapping[str, Part], tasks: dict[int, st
 
 
 def _shared(
-    datasets: Sequence[Dataset], manifest: DatasetManifest
+    known: Mapping[str, Mapping[str, Feature]], manifest: DatasetManifest
 ) -> tuple[list[str], list[str], dict[str, str]]:
     """Features and cameras that all sources share and that can be kept, and why the others are not."""
     reasons: dict[str, str] = {}
     features: list[str] = []
     cameras: list[str] = []
-    for name in dict.fromkeys(name for dataset in datasets for name in dataset.features):
+    for name in dict.fromkeys(name for own in known.values() for name in own):
         if name in INDEX_FEATURES:
             continue
-        missing = [dataset.name for dataset in datasets if name not in dataset.features]
-        is_camera = any(d.features[name].is_camera for d in datasets if name in d.features)
+        missing = [source for source, own in known.items() if name not in own]
+        held = [own[name] for own in known.values() if name in own]
+        is_camera = any(feature.is_camera for feature in held)
         asked = manifest.cameras if is_camera else manifest.features
         if asked is not None:
             reasons[name] = "the manifest does not keep it"
             continue
-        unfit = [why_not_kept(d.features[name]) for d in datasets if name in d.features]
+        unfit = [why_not_kept(replace(feature, name=name)) for feature in held]
         reason = None if is_camera else next((text for text in unfit if text is not None), None)
         if missing:
             reasons[name] = f"not in {', '.join(missing)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stack.dataset.selection import Selected
@@ -34,6 +34,21 @@ def split_plan(made: Plan, parts: Mapping[str, Part], where: str) -> dict[str, P
             do=f"give split.{empty[0]} more, or leave it out",
         )
     return {name: _part(made, name, numbers) for name, numbers in chosen.items()}
+
+
+def in_no_part(made: Plan, parts: Iterable[Plan]) -> str | None:
+    """A note of the episodes that no part takes; None where there are none."""
+    taken = {selected.episode.origin for part in parts for selected in part.selection.episodes}
+    left: dict[str, list[int]] = {}
+    for selected in made.selection.episodes:
+        origin = selected.episode.origin
+        if origin not in taken:
+            left.setdefault(origin.dataset, []).append(origin.episode)
+    if not left:
+        return None
+    told = ", ".join(f"{name} {ranges(numbers)}" for name, numbers in left.items())
+    count = sum(map(len, left.values()))
+    return f"split: {count} of {len(made.selection.episodes)} episodes are in no part ({told})"
 
 
 def _has_fractions(parts: Mapping[str, Part]) -> bool:

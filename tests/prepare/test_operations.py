@@ -247,6 +247,21 @@ def test_a_split_by_fractions(load, two: Path, tmp_path: Path) -> None:
     assert "part val: 2 episodes" in summary(got)
 
 
+def test_episodes_in_no_part_are_told(load, two: Path, tmp_path: Path) -> None:
+    everything = {("a", n) for n in range(5)} | {("b", n) for n in range(3)}
+    for number, split in enumerate(("{x: 0.5, y: 0.25}", "{x: [0, 1, 2, 3], y: [6, 7]}")):
+        loaded, out = load(SPLIT.format(two, split)), tmp_path / str(number)
+        got = prepare(loaded, out=out, jobs=1)
+        left = sorted(everything - {*origins(out / "x"), *origins(out / "y")})
+        assert len(left) == 2
+        (note,) = [note for note in got.notes if "in no part" in note]
+        assert note in outline(loaded) and note in summary(got)
+        assert note.startswith("split: 2 of 8 episodes are in no part (")
+        assert all(name in note and str(episode) in note for name, episode in left)
+    whole = outline(load(SPLIT.format(two, "{x: 0.5, y: rest}")))
+    assert "in no part" not in whole
+
+
 def test_what_fractions_draw_does_not_change(load, two: Path) -> None:
     """By the rule that is written down, worked out here anew."""
     import hashlib

@@ -238,6 +238,10 @@ class DatasetManifest(Strict):
                 raise ValueError(f"feature names must not contain '/': {name}")
             if name in ("", ".", "..") or not name.isprintable():
                 raise ValueError(f"{name!r} is no name for a feature or camera")
+        if empty := [text for text, written in self.tasks.items() if not written.strip()]:
+            raise ValueError(
+                f"tasks: '{empty[0]}' would become an empty text, which tells the policy nothing"
+            )
         if both := sorted({*(self.features or {})} & {*(self.cameras or {})}):
             raise ValueError(f"'{both[0]}' stands under features and under cameras; one would hide the other")
         return self

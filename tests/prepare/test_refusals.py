@@ -343,3 +343,9 @@ def test_a_name_for_two_things_or_for_none(load, pair: Path) -> None:
         with pytest.raises(StackError) as caught:
             load(f"sources: [{{path: {pair}/a}}]\n{text}")
         assert caught.value.exit == Exit.BAD_REQUEST and ":" in caught.value.where
+
+
+@pytest.mark.parametrize("text", ['""', '"  "'])
+def test_a_task_without_words(load, pair: Path, text: str) -> None:
+    error = refusal(load, BY_FIELD.format(pair) + f"tasks: {{fold the shirt: {text}}}\n")
+    assert error.id == "manifest-invalid" and "'fold the shirt' would become an empty text" in error.what

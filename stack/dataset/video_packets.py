@@ -15,7 +15,8 @@ from stack.dataset.video_index import is_unchanged
 from stack.dataset.video_model import VideoIndex
 from stack.dataset.video_open import demux, open_video
 from stack.dataset.video_segments import Segment
-from stack.errors import WorkFailed
+from stack.dataset.video_units import first_broken
+from stack.errors import BadRequest, WorkFailed
 
 READ_BYTES = 1 << 20
 
@@ -57,6 +58,7 @@ class PacketReader:
         """The bytes of the same packets, one after another, in parts of any length.
 
         Raises:
+            BadRequest: the coded units do not fill a picture: the file is damaged there.
             WorkFailed: as `read`.
         """
         index = segment.index
@@ -65,7 +67,12 @@ class PacketReader:
         if index.packets.offsets is None:
             yield from (payload for _, _, payload in self._demuxed(segment))
         else:
-            yield from (block for _, _, block in self._runs(segment, segment.places()))
+            places = segment.places()
+            for first, ends, block in self._runs(segment, places):
+                at = first_broken(index.info, block, ends)
+                if at is not None:
+                    raise _damaged(index, int(index.packets.frames[places[first + at]]))
+                yield block
 
     def _runs(
         self, segment: Segment, places: NDArray[np.int64]
@@ -127,6 +134,16 @@ def changed(index: VideoIndex, frame: int) -> WorkFailed:
     """The error for a file that is not the one that was looked at."""
     what = f"frame {frame} is not where it was"
     return WorkFailed("video-changed", what, where=str(index.info.file))
+
+
+def _damaged(index: VideoIndex, frame: int) -> BadRequest:
+    return BadRequest(
+        "video-frame-damaged",
+        f"frame {frame} is damaged: its coded units do not fill it, so a decoder drops or mixes up pictures "
+        "from here to the next key frame",
+        where=str(index.info.file),
+        do="fetch the file again, or exclude the episode",
+    )
 
 
 @dataclass(frozen=True)

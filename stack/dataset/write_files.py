@@ -255,7 +255,16 @@ def write_video_file(job: VideoJob) -> VideoDone:
 def _digests(file: Path, clips: tuple[ClipRef, ...]) -> Iterator[tuple[int, int, str]]:
     place = 0
     for clip in clips:
-        yield place, clip.count, clip_digest(ClipRef(file, place, clip.count))
+        try:
+            digest = clip_digest(ClipRef(file, place, clip.count))
+        except BadRequest as error:
+            try:  # what is wrong with the copy is wrong with its source, and told of that
+                clip_digest(clip)
+            except BadRequest as own:
+                if own.id == error.id:
+                    raise own from error
+            raise
+        yield place, clip.count, digest
         place += clip.count
 
 

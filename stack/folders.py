@@ -31,6 +31,11 @@ DISK_TROUBLE = {
     errno.EROFS: "the file system is read-only",
     errno.EIO: "the disk answers with errors",
 }
+DISK_REMEDY = {
+    errno.EFBIG: "raise the limit (ulimit -f) or name another place, and run the same command again",
+    errno.EROFS: "name another place, and run the same command again",
+    errno.EIO: "look at the disk (dmesg) or name another place, and run the same command again",
+}
 
 
 @contextmanager
@@ -168,7 +173,7 @@ def disk_error(error: BaseException, where: Path) -> NotAble | None:
                 "disk-not-able",
                 f"{DISK_TROUBLE[number]}: {free / 1e9:.3f} GB are free on the file system of {near}",
                 where=str(where),
-                do="make room or name another place, and run the same command again",
+                do=DISK_REMEDY.get(number, "make room or name another place, and run the same command again"),
             )
         cause = cause.__cause__ or cause.__context__
     return None
@@ -196,7 +201,12 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def _not_writable(target: Path, error: OSError) -> NotAble:
-    return NotAble("folder-not-writable", f"cannot write here: {error}", where=str(target.parent))
+    return NotAble(
+        "folder-not-writable",
+        f"cannot write here: {error}",
+        where=str(target.parent),
+        do="name a place that you may write to",
+    )
 
 
 _held: dict[Path, tuple[int, bool]] = {}  # target -> the thread that holds it, and whether it is alone

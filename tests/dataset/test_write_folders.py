@@ -264,6 +264,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StackError) as caught, whole_folder(tmp_path / "file/out"):
         raise AssertionError("the body must not run")
     assert (caught.value.id, caught.value.exit) == ("folder-not-writable", Exit.NOT_ABLE)
+    assert caught.value.do
 
 
 def test_trouble_of_the_disk_is_told_from_other_errors(tmp_path: Path) -> None:

@@ -376,6 +376,7 @@ def test_a_file_that_may_not_grow(merged_manifest, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(merged_manifest.file), str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.startswith("error[disk-not-able]: the file would be larger than"), done.stderr
+    assert "ulimit -f" in done.stdout
     assert list(out.parent.iterdir()) == []
 
 

@@ -101,8 +101,8 @@ def cut(clip: ClipRef, out: Path, fps: float) -> WrittenVideo:
 
     What can be copied is copied; `WrittenVideo.encoded` names the frames that were encoded anew. In H.264
     these are the ones before the first key frame and those at the end that need a later picture; any other
-    codec's clip that starts off a key frame is encoded anew as a whole, with the same codec, size and pixel
-    format. They are decoded again and compared with their source.
+    codec's clip that starts off a key frame, or ends before a picture that it needs, is encoded anew as a
+    whole, with the same codec, size and pixel format. They are decoded again and compared with their source.
 
     Raises:
         BadRequest, NotAble, WorkFailed: as `join`.
@@ -113,7 +113,7 @@ def cut(clip: ClipRef, out: Path, fps: float) -> WrittenVideo:
 def join(clips: Sequence[ClipRef], out: Path, fps: float) -> WrittenVideo:
     """Write clips, one after another, into one MP4 in which frame n is shown at exactly n / fps.
 
-    Packets are copied; only pictures at a cut that is no key frame are encoded anew (see `cut`). The time
+    Packets are copied; pictures are encoded anew where a cut asks for it (see `cut`). The time
     base divides the frame period. dts count up by one period a packet, behind pts by the deepest reordering
     of any clip; where that makes the first dts negative, the muxer's edit list brings the first pts to 0.
     The sources' own frame times and sound are left out. The file is written beside `out`, checked packet by

@@ -55,6 +55,16 @@ class Segment:
         return np.flatnonzero((frames >= self.start) & (frames < self.stop)) + self.first
 
 
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """So many pictures of a clip, `of` all that it has, are encoded anew; `why` tells of the first ones."""
+
+    pictures: int
+    of: int
+    why: str
+    can_splice: bool
+
+
 def check_clip(clip: ClipRef) -> VideoIndex:
     """The index of a clip's file.
 
@@ -115,6 +125,20 @@ def split(clip: ClipRef) -> tuple[Segment, ...]:
     if copied.stop < end:
         segments.append(Segment(index, copied.stop, end, _end_reason(end)))
     return tuple(segments)
+
+
+def encoded_anew(clip: ClipRef) -> Anew | None:
+    """What `split` leaves to encode; None where the whole clip is copied.
+
+    Raises:
+        BadRequest: as `check_clip`.
+    """
+    segments = split(clip)
+    anew = [segment for segment in segments if segment.encode is not None]
+    if not anew:
+        return None
+    pictures = sum(segment.count for segment in anew)
+    return Anew(pictures, clip.count, anew[0].encode or "", can_splice(segments[0].index.info))
 
 
 def can_splice(info: VideoInfo) -> bool:

@@ -76,10 +76,10 @@ class Version:
 
         `index` runs over the files in order of their names; statistics are exact over all rows; seconds are
         frame counts over fps. v3.0 numbers files without gaps and has one row group an episode; v2.1 has one
-        file an episode, its videos cut at exact frames: packets are copied, and only pictures at a cut that
-        is no key frame are encoded anew. The output does not depend on `jobs`. All is read back and checked
-        before the folder gets its name. A kill leaves no target folder, or the old one; the next call with
-        the same selection on unchanged sources keeps the files that were finished.
+        file an episode, its videos cut at exact frames: packets are copied, and pictures are encoded anew
+        where a cut asks for it (see `stack.dataset.video.cut`). The output does not depend on `jobs`. All is
+        read back and checked before the folder gets its name. A kill leaves no target folder, or the old one;
+        the next call with the same selection on unchanged sources keeps the files that were finished.
 
         Args:
             out: must not exist, unless `replace`.

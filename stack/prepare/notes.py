@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from stack.dataset.selection import Selected
 from stack.dataset.stats_stored import NotKept
 from stack.dataset.video import VideoInfo
+from stack.dataset.video_segments import Anew
 from stack.prepare.blueprint import SourcePlan
 from stack.prepare.episodes import ranges
 from stack.prepare.scan import Scan
@@ -27,7 +28,7 @@ def plan_notes(
     for (name, text), episodes in derived.items():
         notes.append(f"{name}: {text} in episodes {ranges(episodes)}; it is derived")
     notes += _coarse_notes(selected, scans, casts)
-    notes += _cut_notes(selected, scans)
+    notes += _cut_notes(sources, selected, scans)
     notes += _statistics_notes(selected, scans)
     for source in sources:
         if source.restamped_s is not None:
@@ -67,18 +68,30 @@ def _statistics_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> li
     ]
 
 
-def _cut_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
-    """Cameras whose clips begin where decoding cannot: the only pictures that are not copied."""
-    cut: dict[tuple[str, str], list[int]] = {}
+def _cut_notes(
+    sources: Sequence[SourcePlan], selected: Sequence[Selected], scans: Sequence[Scan]
+) -> list[str]:
+    """Clips that are not copied as they are; what the writer does with them is known from their packets."""
+    written = {source.dataset.name: source.cameras for source in sources}
+    groups: dict[tuple[str, str, bool, str], list[tuple[int, Anew]]] = {}
     for item, scan in zip(selected, scans, strict=True):
-        for camera, info in scan.videos.items():
-            if not info.is_key(item.episode.clips[camera].start):
-                cut.setdefault((item.recipe, camera), []).append(item.episode.origin.episode)
-    return [
-        f"{name}: {camera} begins off a key frame in episodes {ranges(episodes)}; pictures at the cut are "
-        "encoded anew, the rest is copied"
-        for (name, camera), episodes in cut.items()
-    ]
+        for camera, anew in scan.anew.items():
+            if camera not in written[item.recipe]:
+                continue
+            uncut = "" if anew.can_splice else scan.videos[camera].codec
+            told = groups.setdefault((item.recipe, camera, anew.pictures == anew.of, uncut), [])
+            told.append((item.episode.origin.episode, anew))
+    return [_cut_note(*key, told) for key, told in groups.items()]
+
+
+def _cut_note(name: str, camera: str, is_all: bool, uncut: str, told: Sequence[tuple[int, Anew]]) -> str:
+    of = sum(anew.of for _, anew in told)
+    count = f"all {of}" if is_all else f"{sum(anew.pictures for _, anew in told)} of {of}"
+    return (
+        f"{name}: {camera}: {count} pictures of episodes {ranges(episode for episode, _ in told)} are "
+        f"encoded anew{'' if is_all else ', the others are copied'} (the first: {told[0][1].why}"
+        f"{f'; {uncut} cannot be cut by copying' if uncut else ''})"
+    )
 
 
 LEFT_OUT: tuple[tuple[Callable[[VideoInfo], bool], str, str], ...] = (

@@ -74,7 +74,14 @@ def plan(
     stored = _stored(sources, manifest, mode)
     is_stored = stored is not None
     work = [
-        ScanJob(item, recipes[item.recipe], features, fps, None if stored is None else stored[n])
+        ScanJob(
+            item,
+            recipes[item.recipe],
+            features,
+            fps,
+            None if stored is None else stored[n],
+            mode == "transcode",
+        )
         for n, item in enumerate(selected)
     ]
     with open_pool(jobs) as pool:

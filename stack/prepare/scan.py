@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from stack.dataset.model import Feature
+from stack.dataset.model import ClipRef, Feature
 from stack.dataset.rows import column_array, column_names, decode_column, hold_rows, read_rows
 from stack.dataset.selection import Recipe, Selected, assemble, frame_tasks, needed_columns
 from stack.dataset.stats_stored import KeptCamera, NotKept, Raw, keep_or_why
 from stack.dataset.video import VideoInfo, probe
+from stack.dataset.video_segments import Anew, encoded_anew
 from stack.errors import BadRequest, StackError
 
 TIMESTAMP_TOLERANCE_S = 1e-4
@@ -28,7 +29,7 @@ SHARED = ("codec", "pix_fmt", "key_frames", "pts", "extradata", "fps", "time_bas
 @dataclass(frozen=True, slots=True)
 class ScanJob:
     """`features`: output features without cameras; `stored`: output camera -> the source's statistics of this
-    episode, None where all clips are to be sampled.
+    episode, None where all clips are to be sampled; `transcodes`: whether all pictures are encoded anew.
     """
 
     selected: Selected
@@ -36,6 +37,7 @@ class ScanJob:
     features: Mapping[str, Feature]
     fps: float
     stored: Mapping[str, Raw] | None = None
+    transcodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Scan:
         off_s: output camera -> how far from its number over fps its file shows a frame, where that is farther
             than ticks explain.
         coarse: output features that lose detail by becoming float32 -> what happens to one channel.
+        anew: output camera -> which of its pictures are encoded anew, where not all are copied; empty where
+            all pictures are transcoded.
     """
 
     tasks: tuple[str, ...]
@@ -75,6 +79,7 @@ class Scan:
     statistics: Mapping[str, KeptCamera | NotKept] = field(default_factory=dict)
     off_s: Mapping[str, float] = field(default_factory=dict)
     coarse: Mapping[str, str] = field(default_factory=dict)
+    anew: Mapping[str, Anew] = field(default_factory=dict)
 
 
 class Shared:
@@ -119,6 +124,7 @@ def scan_episode(job: ScanJob) -> Scan:
     except StackError as error:
         problems.append(error)
     videos: dict[str, VideoInfo] = {}
+    anew: dict[str, Anew] = {}
     for camera, clip in job.selected.episode.clips.items():
         try:
             info = probe(clip.file)
@@ -127,6 +133,8 @@ def scan_episode(job: ScanJob) -> Scan:
             continue
         if info.pix_fmt is not None:
             videos[camera] = info
+            found = _anew(job, clip, info)
+            anew |= {camera: found} if found is not None else {}
             continue
         origin = job.selected.episode.origin
         problems.append(
@@ -140,7 +148,14 @@ def scan_episode(job: ScanJob) -> Scan:
         )
     statistics = _statistics(job, videos)
     off_s = _off_s(job, videos)
-    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), statistics, off_s, coarse)
+    return Scan(tasks, clock, tuple(derived), videos, tuple(problems), statistics, off_s, coarse, anew)
+
+
+def _anew(job: ScanJob, clip: ClipRef, info: VideoInfo) -> Anew | None:
+    """Of a file that has just been looked at, whose packets are still held."""
+    if job.transcodes or not 0 <= clip.start < clip.start + clip.count <= info.frames:
+        return None
+    return encoded_anew(clip)
 
 
 def _off_s(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, float]:

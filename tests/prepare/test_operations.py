@@ -459,7 +459,7 @@ def test_a_cut_off_a_key_frame_is_noted_and_exact(load, packed: Path, tmp_path: 
     got = prepare(
         load(f"sources: [{{path: {packed}, exclude_episodes: [0, 3]}}]"), out=tmp_path / "out", jobs=1
     )
-    assert any(f"{HEAD} begins off a key frame in episodes 1-2, 4" in note for note in got.notes)
+    assert any(f"{HEAD}: all 20 pictures of episodes 1-2, 4 are encoded anew" in note for note in got.notes)
     for episode, (given, length) in zip(
         read_dataset(tmp_path / "out").episodes, ((1, 5), (2, 9), (4, 6)), strict=True
     ):

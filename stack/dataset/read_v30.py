@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container, Mapping
 from itertools import pairwise
@@ -17,7 +16,8 @@ from stack.dataset.arrow import numbers_of
 from stack.dataset.memory import give_back
 from stack.dataset.missing import left_out, note_missing_columns
 from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
-from stack.dataset.read_files import files_below, fill_template, note_left_overs
+from stack.dataset.read_clips import Videos, clips_of
+from stack.dataset.read_files import files_below, note_left_overs
 from stack.dataset.read_meta import (
     Notes,
     open_parquet,
@@ -26,10 +26,8 @@ from stack.dataset.read_meta import (
     task_texts,
     whole_number,
 )
-from stack.dataset.video_index import probe
-from stack.errors import BadRequest, StackError
+from stack.errors import BadRequest
 
-VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 MANY_GROUPS = 50  # from here on, what a footer and its columns needed is worth giving back
 
 
@@ -68,10 +66,11 @@ def read_episodes_v30(
             rows[index] = RowsRef(root, 0, length)
             notes.append(left_out(index))
     clips: dict[int, dict[str, ClipRef]] = {index: {} for index in rows}
-    for camera, feature in features.items():
-        if feature.dtype == "video":
-            for index, clip in _clips(root, camera, info, table, rows, notes).items():
-                clips[index][camera] = clip
+    cameras = [name for name, feature in features.items() if feature.dtype == "video"]
+    videos = Videos(root, info, cameras, leave_out)
+    for camera in cameras:
+        for index, clip in clips_of(camera, videos, table, rows, notes).items():
+            clips[index][camera] = clip
     episodes = tuple(
         Episode(
             index=index,
@@ -234,106 +233,3 @@ def _add_runs(
                 do="remove the file that does not belong here, or exclude the episode (exclude_episodes)",
             )
         rows[index] = RowsRef(file, start, stop - start)
-
-
-def _clips(
-    root: Path,
-    camera: str,
-    info: Mapping[str, Any],
-    table: Mapping[int, Mapping[str, Any]],
-    rows: Mapping[int, RowsRef],
-    notes: Notes,
-) -> dict[int, ClipRef]:
-    by_file: dict[Path, list[tuple[float, int]]] = {}
-    missing = []
-    for index in sorted(rows):
-        entry = table.get(index, {})
-        file = _video_file(root, camera, info, entry)
-        if file is None:
-            missing.append(index)
-            continue
-        start_s = entry.get(f"videos/{camera}/from_timestamp")
-        if not isinstance(start_s, (int, float)) or not math.isfinite(start_s):
-            start_s = 0.0
-        by_file.setdefault(file, []).append((float(start_s), index))
-    if missing:
-        code = "clips-missing" if by_file else "camera-without-files"
-        notes.append((code, f"{camera} has no video file for episodes {missing}"))
-    clips: dict[int, ClipRef] = {}
-    for file, starts in by_file.items():
-        clips.update(_clips_of_file(camera, file, sorted(starts), float(info["fps"]), rows, notes))
-    return clips
-
-
-def _clips_of_file(
-    camera: str,
-    file: Path,
-    starts: list[tuple[float, int]],
-    fps: float,
-    rows: Mapping[int, RowsRef],
-    notes: Notes,
-) -> dict[int, ClipRef]:
-    """The clips of one video file, in order of from_timestamp.
-
-    Where a from_timestamp is not the frames before it over fps, the packets decide: if the file holds exactly
-    one frame a row, the rows' counts are right and the seconds are not (running sums of container durations
-    drift, and keep the order). Otherwise both stay in doubt: the seconds are kept and `clip-start-differs` is
-    noted, which preparing refuses.
-    """
-    claimed: dict[int, ClipRef] = {}
-    counted: dict[int, ClipRef] = {}
-    wrong: list[str] = []
-    position = 0
-    for start_s, index in starts:
-        start, count = round(start_s * fps), rows[index].count
-        claimed[index] = ClipRef(file, start, count)
-        counted[index] = ClipRef(file, position, count)
-        if start != position:
-            wrong.append(
-                f"{camera}, episode {index}: from_timestamp {start_s:g} s is frame {start} of {file.name}, "
-                f"but {position} frames lie before it"
-            )
-        position += count
-    if not wrong:
-        return claimed
-    try:
-        frames = probe(file).frames
-    except StackError as error:
-        notes.append(("clip-start-differs", f"{wrong[0]}; the file cannot be counted: {error.what}"))
-        return claimed
-    indices = [index for _, index in starts]
-    if frames == position and indices == sorted(indices):
-        notes.append(
-            (
-                "clip-start-mended",
-                f"{wrong[0]} ({len(wrong)} such); the file holds exactly one frame a row ({frames}), so the "
-                "frames are counted",
-            )
-        )
-        return counted
-    why = f"the file has {frames} frames and its episodes {position} rows"
-    if frames == position:
-        why = f"by from_timestamp the episodes come in the order {indices}, so counting does not settle it"
-    notes.extend(("clip-start-differs", f"{text}; {why}") for text in wrong)
-    return claimed
-
-
-def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping[str, Any]) -> Path | None:
-    chunk = whole_number(entry.get(f"videos/{camera}/chunk_index"))
-    file = whole_number(entry.get(f"videos/{camera}/file_index"))
-    index = whole_number(entry.get("episode_index"))
-    if file is None and f"videos/{camera}/file_index" in entry:
-        return None  # the table knows the column and has no file for this episode
-    keys = {
-        "video_key": camera,
-        "chunk_index": chunk if chunk is not None else 0,
-        "file_index": file if file is not None else index or 0,
-        "episode_index": index or 0,
-        "episode_chunk": chunk if chunk is not None else 0,
-    }
-    templates = (info.get("video_path"), VIDEO_PATH, VIDEO_PATH.replace("videos/", "video/"))
-    for template in templates:
-        path = fill_template(root, "video_path", template, keys)
-        if path is not None and path.is_file():
-            return path
-    return None

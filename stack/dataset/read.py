@@ -36,7 +36,7 @@ def read_dataset(root: Path, *, name: str | None = None, leave_out: Container[in
     tasks = read_tasks(root, notes)
     source = name or root.resolve().name
     read_episodes = read_episodes_v30 if version == "v3.0" else read_episodes_v2
-    episodes = read_episodes(root, source, info, features, tasks, notes, leave_out)
+    episodes, absent = read_episodes(root, source, info, features, tasks, notes, leave_out)
     robot_type = info.get("robot_type")
     return Dataset(
         name=source,
@@ -49,6 +49,7 @@ def read_dataset(root: Path, *, name: str | None = None, leave_out: Container[in
         tasks=tasks,
         info=info,
         notes=tuple(notes),
+        absent=absent,
     )
 
 

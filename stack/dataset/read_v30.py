@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
 from stack.dataset.memory import give_back
-from stack.dataset.missing import left_out, note_missing_columns
-from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
+from stack.dataset.missing import absent_episodes, left_out, note_missing_columns
+from stack.dataset.model import Absent, ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_clips import Videos, clips_of
-from stack.dataset.read_files import files_below, note_left_overs
+from stack.dataset.read_files import files_below, fill_template, note_left_overs
 from stack.dataset.read_meta import (
     Notes,
     open_parquet,
@@ -28,6 +28,11 @@ from stack.dataset.read_meta import (
 )
 from stack.errors import BadRequest
 
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+NUMBERS = (
+    "write each row's episode number into the column episode_index; or remove the column, and "
+    "dataset_from_index of meta/episodes counts"
+)
 MANY_GROUPS = 50  # from here on, what a footer and its columns needed is worth giving back
 
 
@@ -39,8 +44,8 @@ def read_episodes_v30(
     tasks: Mapping[int, str],
     notes: Notes,
     leave_out: Container[int] = (),
-) -> tuple[Episode, ...]:
-    """All episodes that have rows, ascending by episode_index.
+) -> tuple[tuple[Episode, ...], tuple[Absent, ...]]:
+    """All episodes that have rows, ascending by episode_index, and those that are listed and have none.
 
     Rows are found by their own episode_index (or, without that column, by dataset_from_index), never by the
     file numbers of the episode table: several releases of the official converter write those wrong.
@@ -62,8 +67,8 @@ def read_episodes_v30(
     present = {index: ref for index, ref in rows.items() if ref.file != root}
     for index in gone:
         # As long as listed, so that its pictures are counted in the files that it shares with others.
-        if index in leave_out and (length := whole_number(table[index].get("length"))) is not None:
-            rows[index] = RowsRef(root, 0, length)
+        if index in leave_out:
+            rows[index] = RowsRef(root, 0, whole_number(table[index].get("length")) or 0)
             notes.append(left_out(index))
     clips: dict[int, dict[str, ClipRef]] = {index: {} for index in rows}
     cameras = [name for name, feature in features.items() if feature.dtype == "video"]
@@ -86,7 +91,24 @@ def read_episodes_v30(
     used = {ref.file for ref in present.values()}
     used |= {clip.file for episode in episodes for clip in episode.clips.values()}
     note_left_overs(root, used, notes)
-    return episodes
+    absent = absent_episodes(
+        table,
+        present.keys() | set(scattered),
+        leave_out,
+        root=root,
+        data_file=lambda index: _data_file(root, info, table[index]),
+        has_video=lambda index: any(videos.file(c, index, table[index])[0] for c in cameras),
+    )
+    return episodes, absent
+
+
+def _data_file(root: Path, info: Mapping[str, Any], entry: Mapping[str, Any]) -> Path | None:
+    """Where the episode table says that an episode's rows are: for messages, as it is often wrong."""
+    numbers = {key: whole_number(entry.get(f"data/{key}")) for key in ("chunk_index", "file_index")}
+    if None in numbers.values():
+        return None
+    keys = numbers | {"episode_index": whole_number(entry.get("episode_index"))}
+    return fill_template(root, "data_path", info.get("data_path") or DATA_PATH, keys)
 
 
 def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
@@ -99,7 +121,10 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
         lines = root / "meta" / "episodes.jsonl"
         if not lines.is_file():
             raise BadRequest(
-                "dataset-no-episodes", "there is no file meta/episodes/**/*.parquet", where=str(root)
+                "dataset-no-episodes",
+                "there is no file meta/episodes/**/*.parquet, which says where each episode's pictures are",
+                where=str(root),
+                do="fetch the folder meta/episodes of this dataset again",
             )
         entries = list(read_json_lines(lines))
     by_key: dict[int, dict[str, Any]] = {}
@@ -185,6 +210,7 @@ def _flat(column: pa.ChunkedArray, file: Path) -> NDArray[Any]:
             "dataset-rows-unowned",
             f"episode_index is stored as {column.type}, not one number a row",
             where=str(file),
+            do=NUMBERS,
         )
     if not len(column):
         return np.empty(0, dtype=np.int64)
@@ -216,8 +242,10 @@ def _add_runs(
         if whole_number(number) is None or number < 0:
             raise BadRequest(
                 "dataset-rows-unowned",
-                f"rows {start} to {stop} belong to no episode (episode_index {number})",
+                f"rows {start} to {stop} belong to no episode (episode_index "
+                f"{'missing or null' if np.isnan(number) else number})",
                 where=str(file),
+                do=NUMBERS,
             )
         index = int(number)
         if index in rows and index in leave_out:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import flattened, list_lengths, numbers_of
-from stack.dataset.model import Episode, Feature, RowsRef
+from stack.dataset.model import INDEX_FEATURES, Episode, Feature, RowsRef
 from stack.dataset.read_meta import open_parquet
 from stack.errors import BadRequest
 
@@ -57,6 +57,7 @@ def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
                 "rows-no-column",
                 f"there is no column '{column}'; the file has: {', '.join(present)}",
                 where=str(rows.file),
+                do=_without(column),
             )
     table, first = _read_groups(rows.file, _stamp(rows.file), rows.start, rows.count, tuple(columns))
     return table.slice(rows.start - first, rows.count)
@@ -117,7 +118,9 @@ def _numpy_dtype(feature: Feature) -> str:
         return np.dtype(feature.dtype).name
     except TypeError:
         raise BadRequest(
-            "rows-not-numeric", f"{feature.name} has dtype '{feature.dtype}', which is no number"
+            "rows-not-numeric",
+            f"{feature.name} has dtype '{feature.dtype}', which is no number",
+            do=_without(feature.name),
         ) from None
 
 
@@ -144,7 +147,16 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
         raise BadRequest(
             "rows-not-numeric",
             f"{feature.name} is declared {feature.dtype} but stored as {column.type}",
-            where=str(episode.rows.file),
+            where=f"{episode.rows.file}, episode {episode.origin.episode}",
+            do=_mend(feature),
+        )
+    if array.null_count and np.dtype(_numpy_dtype(feature)).kind != "f":
+        at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        raise BadRequest(
+            "rows-null",
+            f"{feature.name} is declared {feature.dtype} but is null at frame {at // max(1, width)}",
+            where=f"{episode.rows.file}, episode {episode.origin.episode}",
+            do=_mend(feature),
         )
     return numbers_of(array)
 
@@ -155,7 +167,8 @@ def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: i
             raise BadRequest(
                 "rows-integer-too-big",
                 f"{feature.name} holds {values.max()}, which no int64 can hold",
-                where=f"{episode.rows.file}, episode {episode.index}",
+                where=f"{episode.rows.file}, episode {episode.origin.episode}",
+                do=_mend(feature),
             )
         return values.astype(np.int64, copy=False)
     with np.errstate(invalid="ignore"):
@@ -165,7 +178,8 @@ def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: i
         raise BadRequest(
             "rows-not-integer",
             f"{feature.name} is declared {feature.dtype} but holds {values[at]} at frame {at // width}",
-            where=f"{episode.rows.file}, episode {episode.index}",
+            where=f"{episode.rows.file}, episode {episode.origin.episode}",
+            do=_mend(feature),
         )
     return values.astype(np.int64)
 
@@ -173,15 +187,49 @@ def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: i
 def _ragged(column: pa.ChunkedArray, episode: Episode, feature: Feature, width: int) -> BadRequest:
     for frame, value in enumerate(column.to_pylist()):
         got = _count(value)
+        if value is None:
+            return _null_row(
+                feature.name, f"frame {frame}", f"{episode.rows.file}, episode {episode.origin.episode}"
+            )
         if got != width:
             return BadRequest(
                 "rows-width",
                 f"{feature.name} is declared {width} wide but has {got} values at frame {frame}",
-                where=f"{episode.rows.file}, episode {episode.index}",
+                where=f"{episode.rows.file}, episode {episode.origin.episode}",
                 do="leave the episode out, or correct the feature's shape",
             )
     return BadRequest(
-        "rows-width", f"{feature.name} does not fit shape {feature.shape}", where=str(episode.rows.file)
+        "rows-width",
+        f"{feature.name} does not fit shape {feature.shape}",
+        where=f"{episode.rows.file}, episode {episode.origin.episode}",
+        do="correct the feature's shape in meta/info.json, or leave the episode out",
+    )
+
+
+def _null_row(name: str, place: str, where: str) -> BadRequest:
+    return BadRequest(
+        "rows-null",
+        f"{name} is null at {place}, where it has to have values",
+        where=where,
+        do=f"leave the episode out, or fetch its rows again; or {_without(name)}",
+    )
+
+
+def _mend(feature: Feature) -> str:
+    """What makes a column of whole numbers readable."""
+    if feature.name == "task_index":
+        return (
+            "write the numbers of meta/'s task table into task_index; or remove the column from the row "
+            "files: it is derived where each episode has one task"
+        )
+    if feature.name in INDEX_FEATURES:
+        return f"remove the column {feature.name} from the row files: it is derived"
+    return f"correct its dtype in meta/info.json; or {_without(feature.name)}"
+
+
+def _without(name: str) -> str:
+    return (
+        f"leave {name} out: take it out of meta/info.json, or name the others under 'features' in a manifest"
     )
 
 
@@ -201,6 +249,30 @@ def _stamp(file: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return (0, 0)
     return (stat.st_mtime_ns, stat.st_size)
+
+
+def _null_vector(
+    file: Path, stamp: tuple[int, int], groups: tuple[int, ...], columns: tuple[str, ...]
+) -> BadRequest | None:
+    """Which row has no values, where that is why Arrow cannot read a column of fixed-size lists."""
+    footer = _footer(file, stamp)
+    for column in columns:
+        kind = footer.metadata.schema.to_arrow_schema().field(column).type
+        if not pa.types.is_fixed_size_list(kind):
+            continue
+        for group in groups:
+            row = footer.starts[group]
+            try:
+                with pq.ParquetFile(file, metadata=footer.metadata) as parquet:
+                    for _ in parquet.iter_batches(1, [group], [column], use_threads=False):
+                        row += 1
+            except pa.ArrowInvalid as error:
+                return (
+                    _null_row(column, f"row {row} of the file", str(file)) if "size=0" in str(error) else None
+                )
+            except (pa.ArrowException, OSError):
+                return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -259,8 +331,11 @@ def _read_columns(
         with pq.ParquetFile(file, metadata=_footer(file, stamp).metadata) as parquet:
             table = parquet.read_row_groups(list(groups), columns=list(columns), use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise BadRequest(
-            "dataset-file-damaged", f"the rows cannot be read: {error}", where=str(file)
+        raise _null_vector(file, stamp, groups, columns) or BadRequest(
+            "dataset-file-damaged",
+            f"the rows cannot be read: {error}",
+            where=str(file),
+            do="fetch this file again",
         ) from error
     # pyarrow takes `action` for `action.raw` too, and a file may hold a column twice.
     return table.select([table.column_names.index(column) for column in columns])

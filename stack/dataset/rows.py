@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.arrow import flattened, list_lengths, numbers_of
-from stack.dataset.model import INDEX_FEATURES, Episode, Feature, RowsRef
+from stack.dataset.model import Episode, Feature, RowsRef
 from stack.dataset.read_meta import open_parquet
+from stack.dataset.rows_faults import mend, null_row, ragged, without
 from stack.errors import BadRequest
 
 
@@ -57,7 +58,7 @@ def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
                 "rows-no-column",
                 f"there is no column '{column}'; the file has: {', '.join(present)}",
                 where=str(rows.file),
-                do=_without(column),
+                do=without(column),
             )
     table, first = _read_groups(rows.file, _stamp(rows.file), rows.start, rows.count, tuple(columns))
     return table.slice(rows.start - first, rows.count)
@@ -96,7 +97,7 @@ def decode_column(
     values = _flat_values(column, episode, feature)
     width = prod(feature.shape)
     if len(values) != episode.length * width:
-        raise _ragged(column, episode, feature, width)
+        raise ragged(column, episode, feature, width)
     declared = np.dtype(_numpy_dtype(feature))
     if as_stored and values.dtype == declared and declared.kind in "fi":
         pass
@@ -120,7 +121,7 @@ def _numpy_dtype(feature: Feature) -> str:
         raise BadRequest(
             "rows-not-numeric",
             f"{feature.name} has dtype '{feature.dtype}', which is no number",
-            do=_without(feature.name),
+            do=without(feature.name),
         ) from None
 
 
@@ -135,9 +136,9 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
     while _is_list(array.type):
         lengths = list_lengths(array)
         if len(array) == episode.length and len(lengths) and (lengths != lengths[0]).any():
-            raise _ragged(column, episode, feature, width)
+            raise ragged(column, episode, feature, width)
         if pa.types.is_fixed_size_list(array.type) and array.null_count:
-            raise _ragged(column, episode, feature, width)
+            raise ragged(column, episode, feature, width)
         array = flattened(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -148,7 +149,7 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
             "rows-not-numeric",
             f"{feature.name} is declared {feature.dtype} but stored as {column.type}",
             where=f"{episode.rows.file}, episode {episode.origin.episode}",
-            do=_mend(feature),
+            do=mend(feature),
         )
     if array.null_count and np.dtype(_numpy_dtype(feature)).kind != "f":
         at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
@@ -156,7 +157,7 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
             "rows-null",
             f"{feature.name} is declared {feature.dtype} but is null at frame {at // max(1, width)}",
             where=f"{episode.rows.file}, episode {episode.origin.episode}",
-            do=_mend(feature),
+            do=mend(feature),
         )
     return numbers_of(array)
 
@@ -168,7 +169,7 @@ def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: i
                 "rows-integer-too-big",
                 f"{feature.name} holds {values.max()}, which no int64 can hold",
                 where=f"{episode.rows.file}, episode {episode.origin.episode}",
-                do=_mend(feature),
+                do=mend(feature),
             )
         return values.astype(np.int64, copy=False)
     with np.errstate(invalid="ignore"):
@@ -179,64 +180,9 @@ def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: i
             "rows-not-integer",
             f"{feature.name} is declared {feature.dtype} but holds {values[at]} at frame {at // width}",
             where=f"{episode.rows.file}, episode {episode.origin.episode}",
-            do=_mend(feature),
+            do=mend(feature),
         )
     return values.astype(np.int64)
-
-
-def _ragged(column: pa.ChunkedArray, episode: Episode, feature: Feature, width: int) -> BadRequest:
-    for frame, value in enumerate(column.to_pylist()):
-        got = _count(value)
-        if value is None:
-            return _null_row(
-                feature.name, f"frame {frame}", f"{episode.rows.file}, episode {episode.origin.episode}"
-            )
-        if got != width:
-            return BadRequest(
-                "rows-width",
-                f"{feature.name} is declared {width} wide but has {got} values at frame {frame}",
-                where=f"{episode.rows.file}, episode {episode.origin.episode}",
-                do="leave the episode out, or correct the feature's shape",
-            )
-    return BadRequest(
-        "rows-width",
-        f"{feature.name} does not fit shape {feature.shape}",
-        where=f"{episode.rows.file}, episode {episode.origin.episode}",
-        do="correct the feature's shape in meta/info.json, or leave the episode out",
-    )
-
-
-def _null_row(name: str, place: str, where: str) -> BadRequest:
-    return BadRequest(
-        "rows-null",
-        f"{name} is null at {place}, where it has to have values",
-        where=where,
-        do=f"leave the episode out, or fetch its rows again; or {_without(name)}",
-    )
-
-
-def _mend(feature: Feature) -> str:
-    """What makes a column of whole numbers readable."""
-    if feature.name == "task_index":
-        return (
-            "write the numbers of meta/'s task table into task_index; or remove the column from the row "
-            "files: it is derived where each episode has one task"
-        )
-    if feature.name in INDEX_FEATURES:
-        return f"remove the column {feature.name} from the row files: it is derived"
-    return f"correct its dtype in meta/info.json; or {_without(feature.name)}"
-
-
-def _without(name: str) -> str:
-    return (
-        f"leave {name} out: take it out of meta/info.json, or name the others under 'features' in a manifest"
-    )
-
-
-def _count(value: object) -> int:
-    if isinstance(value, list):
-        return sum(_count(item) for item in value)
-    return 0 if value is None else 1
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -268,7 +214,7 @@ def _null_vector(
                         row += 1
             except pa.ArrowInvalid as error:
                 return (
-                    _null_row(column, f"row {row} of the file", str(file)) if "size=0" in str(error) else None
+                    null_row(column, f"row {row} of the file", str(file)) if "size=0" in str(error) else None
                 )
             except (pa.ArrowException, OSError):
                 return None

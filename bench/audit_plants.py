@@ -1295,8 +1295,7 @@ PLANTS: dict[str, list[Plant]] = {
         plant(
             "v3.0",
             in_info(video_path="/data/{video_key}/{chunk_index}/{file_index}.mp4"),
-            "camera-without-files",
-            "file-unlisted",
+            "template-does-not-resolve",
             feature="video_path",
         ),
         plant(

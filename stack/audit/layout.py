@@ -17,19 +17,26 @@ DEFAULT_TEMPLATES: Mapping[tuple[bool, str], str] = {
     (True, "video_path"): "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
 }
 _WIDE_FIELD = re.compile(r"\{[^}]*[0-9]{4,}[^}]*\}")
-_EPISODE_FILE = re.compile(r"episode_(\d+)\.(parquet|mp4)$")
+VIDEO_FOLDERS = ("videos/", "video/")
+_EPISODE_FILE = re.compile(r"(?:^|/)episode[_-](\d+)\.(parquet|mp4)$")
 CHUNKS_SIZE = 1000
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A file that the metadata ask for. `found` is another file that holds the same episode, if any."""
+    """A file that the metadata ask for.
+
+    Attributes:
+        found: another file that holds the same episode, if any.
+        unsure: the files that may hold it, where there are several and none of them is taken.
+    """
 
     template: str
     expected: str
     episode: int | None
     camera: str | None = None
     found: str | None = None
+    unsure: tuple[str, ...] = ()
 
 
 @dataclass
@@ -86,7 +93,7 @@ def _resolve(layout: Layout, name: str, template: str, **values: Any) -> str:
 def _locate_v2(evidence: Evidence) -> Layout:
     layout = Layout()
     data = {name for name in evidence.files if name.startswith("data/") and name.endswith(".parquet")}
-    videos = {name for name in evidence.files if name.startswith("videos/") and name.endswith(".mp4")}
+    videos = {name for name in evidence.files if name.startswith(VIDEO_FOLDERS) and name.endswith(".mp4")}
     numbered = _by_episode(data)
     listed = [entry.index for entry in evidence.episodes if entry.index is not None]
     chunks = evidence.info.get("chunks_size")
@@ -109,7 +116,7 @@ def _locate_v2(evidence: Evidence) -> Layout:
             if file:
                 layout.video_of[camera, episode] = file
                 used.add(file)
-    layout.unlisted = sorted((data | videos) - used)
+    layout.unlisted = _unlisted(data | videos, used)
     return layout
 
 
@@ -140,14 +147,17 @@ def _by_episode(names: set[str]) -> dict[int, list[str]]:
 def _locate_v3(evidence: Evidence) -> Layout:
     layout = Layout()
     data = sorted(n for n in evidence.files if n.startswith("data/") and n.endswith(".parquet"))
-    videos = {n for n in evidence.files if n.startswith("videos/") and n.endswith(".mp4")}
+    videos = {n for n in evidence.files if n.startswith(VIDEO_FOLDERS) and n.endswith(".mp4")}
+    rows_of, pictures_of = _by_episode(set(data)), _by_camera(evidence, videos)
     layout.data_files = [(name, None) for name in data]
     for entry in evidence.episodes:
         if entry.index is None:
             continue
         expected = named_data_file(evidence, layout, entry.raw)
         if expected is not None and expected not in data:
-            layout.misses.append(Miss("data_path", expected, entry.index))
+            usual = _data_file(entry.raw, DEFAULT_TEMPLATES[True, "data_path"], layout)
+            found = {name for name in (usual, *rows_of.get(entry.index, [])) if name in data}
+            layout.misses.append(_missed("data_path", expected, entry.index, None, found))
         for camera in evidence.cameras:
             chunk, file = (
                 _number(entry.raw, f"videos/{camera}/{key}") for key in ("chunk_index", "file_index")
@@ -159,18 +169,56 @@ def _locate_v3(evidence: Evidence) -> Layout:
             expected = _resolve(layout, "video_path", template, **values)
             if expected in videos:
                 layout.video_of[camera, entry.index] = expected
-            else:
-                layout.misses.append(Miss("video_path", expected, entry.index, camera))
-    layout.unlisted = sorted(videos - set(layout.video_of.values()))
+                continue
+            likely = {expected, DEFAULT_TEMPLATES[True, "video_path"].format(**values)}
+            likely |= {_in_other_folder(name) for name in likely}
+            likely |= set(pictures_of.get((camera, entry.index), []))
+            miss = _missed("video_path", expected, entry.index, camera, likely & videos)
+            layout.misses.append(miss)
+            if miss.found:
+                layout.video_of[camera, entry.index] = miss.found
+    layout.unlisted = _unlisted(videos, set(layout.video_of.values()))
     return layout
+
+
+def _missed(template: str, expected: str, episode: int, camera: str | None, found: set[str]) -> Miss:
+    """What was not found where it was asked for: another file is taken only where one alone can be meant."""
+    only = next(iter(found)) if len(found) == 1 else None
+    return Miss(template, expected, episode, camera, only, () if only else tuple(sorted(found)))
+
+
+def _in_other_folder(name: str) -> str:
+    """The same path below `video/` for one below `videos/`, and the reverse."""
+    folder, other = VIDEO_FOLDERS if name.startswith(VIDEO_FOLDERS[0]) else VIDEO_FOLDERS[::-1]
+    return other + name.removeprefix(folder) if name.startswith(folder) else name
+
+
+def _by_camera(evidence: Evidence, videos: set[str]) -> dict[tuple[str, int], list[str]]:
+    """(camera, episode) -> files that are called so, below a folder that is called as the camera."""
+    found: dict[tuple[str, int], list[str]] = {}
+    cameras = set(evidence.cameras)
+    for episode, names in _by_episode(videos).items():
+        for name in names:
+            own = cameras.intersection(name.split("/")[:-1])
+            if len(own) == 1:
+                found.setdefault((own.pop(), episode), []).append(name)
+    return found
+
+
+def _unlisted(present: set[str], used: set[str]) -> list[str]:
+    """What lies where the format has its files; of a folder `video/`, only what is found there counts."""
+    return sorted(name for name in present - used if not name.startswith("video/"))
 
 
 def named_data_file(evidence: Evidence, layout: Layout, raw: Mapping[str, Any]) -> str | None:
     """The row file that a v3.0 episode row names, or None where it names none."""
+    return _data_file(raw, _template(evidence, "data_path"), layout)
+
+
+def _data_file(raw: Mapping[str, Any], template: str, layout: Layout) -> str | None:
     chunk, file = (_number(raw, f"data/{key}", f"data_{key}") for key in ("chunk_index", "file_index"))
     if chunk is None or file is None:
         return None
-    template = _template(evidence, "data_path")
     return _resolve(layout, "data_path", template, chunk_index=chunk, file_index=file)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import os
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from stack.dataset.model import INDEX_FEATURES, Episode
-from stack.dataset.read_meta import Notes
+from stack.dataset.model import INDEX_FEATURES, Absent, Episode
+from stack.dataset.read_meta import Notes, whole_number
 from stack.dataset.rows import column_names
 
 
@@ -37,6 +40,39 @@ def note_undeclared_columns(episodes: Sequence[Episode], declared: Container[str
                 f"the rows of {shown} have a column '{column}' that info.json does not list; it is left out",
             )
         )
+
+
+def absent_episodes(
+    listed: Mapping[int, Mapping[str, Any]],
+    there: Collection[int],
+    leave_out: Container[int],
+    *,
+    root: Path,
+    data_file: Callable[[int], Path | None],
+    has_video: Callable[[int], bool],
+) -> tuple[Absent, ...]:
+    """Listed episodes without rows, ascending.
+
+    Args:
+        there: episodes that have rows.
+        data_file: where the rows of an episode should lie.
+        has_video: whether a video of an episode is there.
+    """
+    last = max(there, default=-1)
+    absent = []
+    for index in sorted(set(listed) - set(there)):
+        if index in leave_out:
+            continue
+        file = data_file(index)
+        is_empty = whole_number(listed[index].get("length")) == 0
+        absent.append(
+            Absent(
+                index,
+                "" if file is None else Path(os.path.relpath(file, root)).as_posix(),
+                not is_empty and (index < last or has_video(index)),
+            )
+        )
+    return tuple(absent)
 
 
 def left_out(index: int) -> tuple[str, str]:

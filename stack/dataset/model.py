@@ -79,6 +79,21 @@ class Episode:
     origin: Origin
 
 
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """An episode that meta/ lists and that has no rows.
+
+    Attributes:
+        file: where its rows should lie, relative to the dataset's folder; empty where that cannot be told.
+        is_lost: rows of a later episode or a video of this one are there. Otherwise the list only goes on
+            behind the last one that is there, as it does where the first episodes of a dataset were taken.
+    """
+
+    index: int
+    file: str
+    is_lost: bool
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A dataset of any version.
@@ -90,6 +105,7 @@ class Dataset:
         tasks: task_index -> text.
         info: info.json as it stands: evidence, not truth.
         notes: what reading had to derive or work around, as (code, message).
+        absent: listed episodes that have no rows, without those that were to be left out.
     """
 
     name: str
@@ -102,10 +118,16 @@ class Dataset:
     tasks: Mapping[int, str]
     info: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()
+    absent: tuple[Absent, ...] = ()
 
     @property
     def cameras(self) -> tuple[str, ...]:
         return tuple(name for name, feature in self.features.items() if feature.is_camera)
+
+    @property
+    def given(self) -> int:
+        """Episodes that have rows, are listed, or both."""
+        return len(self.episodes) + len(self.absent)
 
     @property
     def frames(self) -> int:

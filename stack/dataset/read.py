@@ -37,7 +37,7 @@ def read_dataset(root: Path, *, name: str | None = None, leave_out: Container[in
     tasks = read_tasks(root, notes)
     source = name or root.resolve().name
     read_episodes = read_episodes_v30 if version == "v3.0" else read_episodes_v2
-    episodes = read_episodes(root, source, info, features, tasks, notes, leave_out)
+    episodes, absent = read_episodes(root, source, info, features, tasks, notes, leave_out)
     there = [episode for episode in episodes if episode.rows.file != root]
     note_undeclared_columns(there, features, notes)
     robot_type = info.get("robot_type")
@@ -52,6 +52,7 @@ def read_dataset(root: Path, *, name: str | None = None, leave_out: Container[in
         tasks=tasks,
         info=info,
         notes=tuple(notes),
+        absent=absent,
     )
 
 

@@ -17,6 +17,7 @@ from stack.errors import BadRequest
 LFS_MARK = b"version https://git-lfs"
 PARQUET_MARK = b"PAR1"
 CHANNEL_COUNTS = (1, 3, 4)
+AGAIN_OR_LINE = "fetch this file again, or correct the line"
 
 Notes = list[tuple[str, str]]
 
@@ -29,7 +30,13 @@ def read_info(root: Path) -> dict[str, Any]:
     """
     file = root / "meta" / "info.json"
     if not root.is_dir():
-        raise BadRequest("dataset-missing", "there is no such dataset folder", where=str(root))
+        raise BadRequest(
+            "dataset-missing",
+            "there is no such dataset folder",
+            where=str(root),
+            do="correct the path; a relative one counts from the manifest's folder, or on the command line "
+            "from the current one",
+        )
     if not file.is_file():
         raise BadRequest(
             "dataset-info-missing",
@@ -42,14 +49,25 @@ def read_info(root: Path) -> dict[str, Any]:
         info = json.loads(file.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(
-            "dataset-info-not-json", f"meta/info.json is not JSON: {error}", where=str(file)
+            "dataset-info-not-json",
+            f"meta/info.json is not JSON: {error}",
+            where=str(file),
+            do="fetch this file again, or correct it at that place",
         ) from error
     if not isinstance(info, dict) or not isinstance(info.get("features"), dict) or not info["features"]:
-        raise BadRequest("dataset-info-no-features", "meta/info.json declares no features", where=str(file))
+        raise BadRequest(
+            "dataset-info-no-features",
+            "meta/info.json declares no features",
+            where=str(file),
+            do="fetch this file again, or write dtype, shape and names of each column under 'features'",
+        )
     fps = info.get("fps")
     if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
         raise BadRequest(
-            "dataset-info-no-fps", f"fps must be a positive number, not {fps!r}", where=str(file)
+            "dataset-info-no-fps",
+            f"fps must be a positive number, not {fps!r}",
+            where=str(file),
+            do="write the frames per second of the recording as 'fps' into this file",
         )
     return info
 
@@ -157,17 +175,27 @@ def _objects(raw: Iterable[bytes], file: Path) -> Iterator[dict[str, Any]]:
         try:
             line = coded.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise BadRequest("dataset-meta-not-text", f"not UTF-8 text: {error}", where=str(file)) from error
+            raise BadRequest(
+                "dataset-meta-not-text",
+                f"not UTF-8 text: {error}",
+                where=f"{file}:{number}",
+                do=AGAIN_OR_LINE,
+            ) from error
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             raise BadRequest(
-                "dataset-meta-not-json", f"this line is not JSON: {error}", where=f"{file}:{number}"
+                "dataset-meta-not-json",
+                f"this line is not JSON: {error}",
+                where=f"{file}:{number}",
+                do=AGAIN_OR_LINE,
             ) from error
         if not isinstance(entry, dict):
-            raise BadRequest("dataset-meta-not-json", "this line is no object", where=f"{file}:{number}")
+            raise BadRequest(
+                "dataset-meta-not-json", "this line is no object", where=f"{file}:{number}", do=AGAIN_OR_LINE
+            )
         yield entry
 
 
@@ -194,13 +222,23 @@ def read_tasks(root: Path, notes: Notes) -> dict[int, str]:
 def _tasks_of_parquet(file: Path) -> list[tuple[Any, Any]]:
     table = read_table(file)
     if "task_index" not in table.column_names:
-        raise BadRequest("dataset-tasks-no-key", "tasks.parquet has no task_index column", where=str(file))
+        raise BadRequest(
+            "dataset-tasks-no-key",
+            "tasks.parquet has no task_index column",
+            where=str(file),
+            do="fetch this file again, or add the column: the number that the rows have for each text",
+        )
     # lerobot up to 0.4.4 leaves the pandas index unnamed; hand-made files use a plain column.
     for column in ("task", "__index_level_0__"):
         if column in table.column_names:
             texts = table.column(column).to_pylist()
             return list(zip(table.column("task_index").to_pylist(), texts, strict=True))
-    raise BadRequest("dataset-tasks-no-text", "tasks.parquet has no column of task texts", where=str(file))
+    raise BadRequest(
+        "dataset-tasks-no-text",
+        "tasks.parquet has no column of task texts",
+        where=str(file),
+        do="fetch this file again, or add the texts as the column 'task'",
+    )
 
 
 def task_texts(entry: Mapping[str, Any], tasks: Mapping[int, str]) -> tuple[str, ...]:
@@ -238,7 +276,16 @@ def open_parquet(file: Path) -> pq.ParquetFile:
         BadRequest: missing, zero bytes, a Git-LFS pointer, truncated, not parquet.
     """
     if not file.is_file():
-        raise BadRequest("dataset-file-missing", "the file is not there", where=str(file))
+        if file.is_symlink():
+            raise BadRequest(
+                "dataset-file-missing",
+                f"a link lies here, and what it leads to is not there: {file.readlink()}",
+                where=str(file),
+                do="fetch what the link leads to, or put the file itself in its place",
+            )
+        raise BadRequest(
+            "dataset-file-missing", "the file is not there", where=str(file), do="fetch this file again"
+        )
     refuse_pointer(file)
     size = file.stat().st_size
     with file.open("rb") as handle:
@@ -256,7 +303,10 @@ def open_parquet(file: Path) -> pq.ParquetFile:
         return pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
         raise BadRequest(
-            "dataset-file-not-parquet", f"not a parquet file: {error}", where=str(file)
+            "dataset-file-not-parquet",
+            f"not a parquet file: {error}",
+            where=str(file),
+            do="fetch this file again, or move it out of the dataset if it is none of its files",
         ) from error
 
 
@@ -272,7 +322,12 @@ def read_table(file: Path, *, leave_out: str | None = None) -> pa.Table:
         try:
             table = parquet.read(columns=kept if len(kept) < len(names) else None, use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            raise BadRequest("dataset-file-damaged", f"cannot be read: {error}", where=str(file)) from error
+            raise BadRequest(
+                "dataset-file-damaged",
+                f"cannot be read: {error}",
+                where=str(file),
+                do="fetch this file again",
+            ) from error
     seen: dict[str, int] = {}
     for position, column in enumerate(table.column_names):
         if column in kept:  # pyarrow takes `action.raw` for a part of `action`, too

@@ -7,11 +7,14 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stack.dataset.missing import left_out, note_missing_columns
-from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
+import pyarrow as pa
+
+from stack.dataset.missing import absent_episodes, left_out, note_missing_columns
+from stack.dataset.model import Absent, ClipRef, Episode, Feature, Origin, RowsRef
 from stack.dataset.read_files import files_below, fill_template, note_left_overs
 from stack.dataset.read_meta import (
     Notes,
+    open_parquet,
     read_json_lines,
     task_texts,
     whole_number,
@@ -34,10 +37,15 @@ def read_episodes_v2(
     tasks: Mapping[int, str],
     notes: Notes,
     leave_out: Container[int] = (),
-) -> tuple[Episode, ...]:
-    """All episodes that have rows, ascending; lengths counted from the parquet footers."""
+) -> tuple[tuple[Episode, ...], tuple[Absent, ...]]:
+    """All episodes that have rows, ascending, and those that are listed and have none.
+
+    Lengths are counted from the parquet footers.
+    """
     files = _data_files(root, info, notes, leave_out)
     listed = _listed_episodes(root, notes)
+    copies = _copies(root, files, listed, notes, leave_out)
+    files = {index: file for index, file in files.items() if index not in copies}
     if gone := sorted(set(listed) - set(files)):
         notes.append(("episodes-without-rows", f"listed in meta/ but without a data file: {gone}"))
     if listed and (extra := sorted(set(files) - set(listed))):
@@ -78,8 +86,55 @@ def read_episodes_v2(
             episodes.append(Episode(index, 0, (), RowsRef(root, 0, 0), {}, Origin(source, index)))
     episodes.sort(key=lambda episode: episode.index)
     used = set(files.values()) | {file for found in clips.values() for file in found.values()}
+    used |= set(copies.values())
     note_left_overs(root, used, notes)
-    return tuple(episodes)
+    template = info.get("data_path") or DATA_PATH
+    absent = absent_episodes(
+        listed,
+        files,
+        leave_out,
+        root=root,
+        data_file=lambda index: _resolve(root, "data_path", template, info, index, ""),
+        has_video=lambda index: any(index in found for found in clips.values()),
+    )
+    return tuple(episodes), absent
+
+
+def _copies(
+    root: Path,
+    files: Mapping[int, Path],
+    listed: Mapping[int, Any],
+    notes: Notes,
+    leave_out: Container[int],
+) -> dict[int, Path]:
+    """Row files that nothing lists and whose rows say that they are of a listed episode: left-overs."""
+    copies = {}
+    for index in sorted(set(files) - set(listed)) if listed else ():
+        own = None if index in leave_out else _own_number(files[index])
+        if own is None or own == index or own not in listed:
+            continue
+        copies[index] = files[index]
+        notes.append(
+            (
+                "left-over-rows",
+                f"{files[index].relative_to(root).as_posix()}: episode {index} is not listed, and its rows "
+                f"say that they are of episode {own}, which is; the file is left out",
+            )
+        )
+    return copies
+
+
+def _own_number(file: Path) -> int | None:
+    """The one episode that the rows of a file name; None where they do not agree, or cannot be read."""
+    try:
+        with open_parquet(file) as parquet:
+            if "episode_index" not in parquet.schema_arrow.names:
+                return None
+            table = parquet.read(columns=["episode_index"], use_threads=False)
+        numbers = set(table.column(table.column_names.index("episode_index")).to_pylist())
+    except (BadRequest, pa.ArrowException, OSError, TypeError):  # TypeError: lists are not hashable
+        return None
+    return whole_number(next(iter(numbers))) if len(numbers) == 1 else None
 
 
 def _data_files(

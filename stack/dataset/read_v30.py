@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container, Mapping
 from itertools import pairwise
@@ -15,8 +14,9 @@ from numpy.typing import NDArray
 
 from stack.dataset.arrow import numbers_of
 from stack.dataset.memory import give_back
-from stack.dataset.missing import left_out, note_missing_columns
-from stack.dataset.model import ClipRef, Episode, Feature, Origin, RowsRef
+from stack.dataset.missing import absent_episodes, left_out, note_missing_columns
+from stack.dataset.model import Absent, ClipRef, Episode, Feature, Origin, RowsRef
+from stack.dataset.read_clips import Videos, clips_of
 from stack.dataset.read_files import files_below, fill_template, note_left_overs
 from stack.dataset.read_meta import (
     Notes,
@@ -26,10 +26,13 @@ from stack.dataset.read_meta import (
     task_texts,
     whole_number,
 )
-from stack.dataset.video_index import probe
-from stack.errors import BadRequest, StackError
+from stack.errors import BadRequest
 
-VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+NUMBERS = (
+    "write each row's episode number into the column episode_index; or remove the column, and "
+    "dataset_from_index of meta/episodes counts"
+)
 MANY_GROUPS = 50  # from here on, what a footer and its columns needed is worth giving back
 
 
@@ -41,8 +44,8 @@ def read_episodes_v30(
     tasks: Mapping[int, str],
     notes: Notes,
     leave_out: Container[int] = (),
-) -> tuple[Episode, ...]:
-    """All episodes that have rows, ascending by episode_index.
+) -> tuple[tuple[Episode, ...], tuple[Absent, ...]]:
+    """All episodes that have rows, ascending by episode_index, and those that are listed and have none.
 
     Rows are found by their own episode_index (or, without that column, by dataset_from_index), never by the
     file numbers of the episode table: several releases of the official converter write those wrong.
@@ -64,14 +67,15 @@ def read_episodes_v30(
     present = {index: ref for index, ref in rows.items() if ref.file != root}
     for index in gone:
         # As long as listed, so that its pictures are counted in the files that it shares with others.
-        if index in leave_out and (length := whole_number(table[index].get("length"))) is not None:
-            rows[index] = RowsRef(root, 0, length)
+        if index in leave_out:
+            rows[index] = RowsRef(root, 0, whole_number(table[index].get("length")) or 0)
             notes.append(left_out(index))
     clips: dict[int, dict[str, ClipRef]] = {index: {} for index in rows}
-    for camera, feature in features.items():
-        if feature.dtype == "video":
-            for index, clip in _clips(root, camera, info, table, rows, notes).items():
-                clips[index][camera] = clip
+    cameras = [name for name, feature in features.items() if feature.dtype == "video"]
+    videos = Videos(root, info, cameras, leave_out)
+    for camera in cameras:
+        for index, clip in clips_of(camera, videos, table, rows, notes).items():
+            clips[index][camera] = clip
     episodes = tuple(
         Episode(
             index=index,
@@ -87,7 +91,24 @@ def read_episodes_v30(
     used = {ref.file for ref in present.values()}
     used |= {clip.file for episode in episodes for clip in episode.clips.values()}
     note_left_overs(root, used, notes)
-    return episodes
+    absent = absent_episodes(
+        table,
+        present.keys() | set(scattered),
+        leave_out,
+        root=root,
+        data_file=lambda index: _data_file(root, info, table[index]),
+        has_video=lambda index: any(videos.file(c, index, table[index])[0] for c in cameras),
+    )
+    return episodes, absent
+
+
+def _data_file(root: Path, info: Mapping[str, Any], entry: Mapping[str, Any]) -> Path | None:
+    """Where the episode table says that an episode's rows are: for messages, as it is often wrong."""
+    numbers = {key: whole_number(entry.get(f"data/{key}")) for key in ("chunk_index", "file_index")}
+    if None in numbers.values():
+        return None
+    keys = numbers | {"episode_index": whole_number(entry.get("episode_index"))}
+    return fill_template(root, "data_path", info.get("data_path") or DATA_PATH, keys)
 
 
 def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
@@ -100,7 +121,10 @@ def _episode_table(root: Path, notes: Notes) -> dict[int, dict[str, Any]]:
         lines = root / "meta" / "episodes.jsonl"
         if not lines.is_file():
             raise BadRequest(
-                "dataset-no-episodes", "there is no file meta/episodes/**/*.parquet", where=str(root)
+                "dataset-no-episodes",
+                "there is no file meta/episodes/**/*.parquet, which says where each episode's pictures are",
+                where=str(root),
+                do="fetch the folder meta/episodes of this dataset again",
             )
         entries = list(read_json_lines(lines))
     by_key: dict[int, dict[str, Any]] = {}
@@ -186,6 +210,7 @@ def _flat(column: pa.ChunkedArray, file: Path) -> NDArray[Any]:
             "dataset-rows-unowned",
             f"episode_index is stored as {column.type}, not one number a row",
             where=str(file),
+            do=NUMBERS,
         )
     if not len(column):
         return np.empty(0, dtype=np.int64)
@@ -217,8 +242,10 @@ def _add_runs(
         if whole_number(number) is None or number < 0:
             raise BadRequest(
                 "dataset-rows-unowned",
-                f"rows {start} to {stop} belong to no episode (episode_index {number})",
+                f"rows {start} to {stop} belong to no episode (episode_index "
+                f"{'missing or null' if np.isnan(number) else number})",
                 where=str(file),
+                do=NUMBERS,
             )
         index = int(number)
         if index in rows and index in leave_out:
@@ -234,106 +261,3 @@ def _add_runs(
                 do="remove the file that does not belong here, or exclude the episode (exclude_episodes)",
             )
         rows[index] = RowsRef(file, start, stop - start)
-
-
-def _clips(
-    root: Path,
-    camera: str,
-    info: Mapping[str, Any],
-    table: Mapping[int, Mapping[str, Any]],
-    rows: Mapping[int, RowsRef],
-    notes: Notes,
-) -> dict[int, ClipRef]:
-    by_file: dict[Path, list[tuple[float, int]]] = {}
-    missing = []
-    for index in sorted(rows):
-        entry = table.get(index, {})
-        file = _video_file(root, camera, info, entry)
-        if file is None:
-            missing.append(index)
-            continue
-        start_s = entry.get(f"videos/{camera}/from_timestamp")
-        if not isinstance(start_s, (int, float)) or not math.isfinite(start_s):
-            start_s = 0.0
-        by_file.setdefault(file, []).append((float(start_s), index))
-    if missing:
-        code = "clips-missing" if by_file else "camera-without-files"
-        notes.append((code, f"{camera} has no video file for episodes {missing}"))
-    clips: dict[int, ClipRef] = {}
-    for file, starts in by_file.items():
-        clips.update(_clips_of_file(camera, file, sorted(starts), float(info["fps"]), rows, notes))
-    return clips
-
-
-def _clips_of_file(
-    camera: str,
-    file: Path,
-    starts: list[tuple[float, int]],
-    fps: float,
-    rows: Mapping[int, RowsRef],
-    notes: Notes,
-) -> dict[int, ClipRef]:
-    """The clips of one video file, in order of from_timestamp.
-
-    Where a from_timestamp is not the frames before it over fps, the packets decide: if the file holds exactly
-    one frame a row, the rows' counts are right and the seconds are not (running sums of container durations
-    drift, and keep the order). Otherwise both stay in doubt: the seconds are kept and `clip-start-differs` is
-    noted, which preparing refuses.
-    """
-    claimed: dict[int, ClipRef] = {}
-    counted: dict[int, ClipRef] = {}
-    wrong: list[str] = []
-    position = 0
-    for start_s, index in starts:
-        start, count = round(start_s * fps), rows[index].count
-        claimed[index] = ClipRef(file, start, count)
-        counted[index] = ClipRef(file, position, count)
-        if start != position:
-            wrong.append(
-                f"{camera}, episode {index}: from_timestamp {start_s:g} s is frame {start} of {file.name}, "
-                f"but {position} frames lie before it"
-            )
-        position += count
-    if not wrong:
-        return claimed
-    try:
-        frames = probe(file).frames
-    except StackError as error:
-        notes.append(("clip-start-differs", f"{wrong[0]}; the file cannot be counted: {error.what}"))
-        return claimed
-    indices = [index for _, index in starts]
-    if frames == position and indices == sorted(indices):
-        notes.append(
-            (
-                "clip-start-mended",
-                f"{wrong[0]} ({len(wrong)} such); the file holds exactly one frame a row ({frames}), so the "
-                "frames are counted",
-            )
-        )
-        return counted
-    why = f"the file has {frames} frames and its episodes {position} rows"
-    if frames == position:
-        why = f"by from_timestamp the episodes come in the order {indices}, so counting does not settle it"
-    notes.extend(("clip-start-differs", f"{text}; {why}") for text in wrong)
-    return claimed
-
-
-def _video_file(root: Path, camera: str, info: Mapping[str, Any], entry: Mapping[str, Any]) -> Path | None:
-    chunk = whole_number(entry.get(f"videos/{camera}/chunk_index"))
-    file = whole_number(entry.get(f"videos/{camera}/file_index"))
-    index = whole_number(entry.get("episode_index"))
-    if file is None and f"videos/{camera}/file_index" in entry:
-        return None  # the table knows the column and has no file for this episode
-    keys = {
-        "video_key": camera,
-        "chunk_index": chunk if chunk is not None else 0,
-        "file_index": file if file is not None else index or 0,
-        "episode_index": index or 0,
-        "episode_chunk": chunk if chunk is not None else 0,
-    }
-    templates = (info.get("video_path"), VIDEO_PATH, VIDEO_PATH.replace("videos/", "video/"))
-    for template in templates:
-        path = fill_template(root, "video_path", template, keys)
-        if path is not None and path.is_file():
-            return path
-    return None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stack.dataset.arrow import flattened, list_lengths, numbers_of
 from stack.dataset.model import Episode, Feature, RowsRef
 from stack.dataset.read_meta import open_parquet
+from stack.dataset.rows_faults import mend, null_row, ragged, without
 from stack.errors import BadRequest
 
 
@@ -57,6 +58,7 @@ def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
                 "rows-no-column",
                 f"there is no column '{column}'; the file has: {', '.join(present)}",
                 where=str(rows.file),
+                do=without(column),
             )
     table, first = _read_groups(rows.file, _stamp(rows.file), rows.start, rows.count, tuple(columns))
     return table.slice(rows.start - first, rows.count)
@@ -95,7 +97,7 @@ def decode_column(
     values = _flat_values(column, episode, feature)
     width = prod(feature.shape)
     if len(values) != episode.length * width:
-        raise _ragged(column, episode, feature, width)
+        raise ragged(column, episode, feature, width)
     declared = np.dtype(_numpy_dtype(feature))
     if as_stored and values.dtype == declared and declared.kind in "fi":
         pass
@@ -117,7 +119,9 @@ def _numpy_dtype(feature: Feature) -> str:
         return np.dtype(feature.dtype).name
     except TypeError:
         raise BadRequest(
-            "rows-not-numeric", f"{feature.name} has dtype '{feature.dtype}', which is no number"
+            "rows-not-numeric",
+            f"{feature.name} has dtype '{feature.dtype}', which is no number",
+            do=without(feature.name),
         ) from None
 
 
@@ -132,9 +136,9 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
     while _is_list(array.type):
         lengths = list_lengths(array)
         if len(array) == episode.length and len(lengths) and (lengths != lengths[0]).any():
-            raise _ragged(column, episode, feature, width)
+            raise ragged(column, episode, feature, width)
         if pa.types.is_fixed_size_list(array.type) and array.null_count:
-            raise _ragged(column, episode, feature, width)
+            raise ragged(column, episode, feature, width)
         array = flattened(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -144,7 +148,16 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
         raise BadRequest(
             "rows-not-numeric",
             f"{feature.name} is declared {feature.dtype} but stored as {column.type}",
-            where=str(episode.rows.file),
+            where=f"{episode.rows.file}, episode {episode.origin.episode}",
+            do=mend(feature),
+        )
+    if array.null_count and np.dtype(_numpy_dtype(feature)).kind != "f":
+        at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        raise BadRequest(
+            "rows-null",
+            f"{feature.name} is declared {feature.dtype} but is null at frame {at // max(1, width)}",
+            where=f"{episode.rows.file}, episode {episode.origin.episode}",
+            do=mend(feature),
         )
     return numbers_of(array)
 
@@ -155,7 +168,8 @@ def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: i
             raise BadRequest(
                 "rows-integer-too-big",
                 f"{feature.name} holds {values.max()}, which no int64 can hold",
-                where=f"{episode.rows.file}, episode {episode.index}",
+                where=f"{episode.rows.file}, episode {episode.origin.episode}",
+                do=mend(feature),
             )
         return values.astype(np.int64, copy=False)
     with np.errstate(invalid="ignore"):
@@ -165,30 +179,10 @@ def _as_int64(values: NDArray[Any], episode: Episode, feature: Feature, width: i
         raise BadRequest(
             "rows-not-integer",
             f"{feature.name} is declared {feature.dtype} but holds {values[at]} at frame {at // width}",
-            where=f"{episode.rows.file}, episode {episode.index}",
+            where=f"{episode.rows.file}, episode {episode.origin.episode}",
+            do=mend(feature),
         )
     return values.astype(np.int64)
-
-
-def _ragged(column: pa.ChunkedArray, episode: Episode, feature: Feature, width: int) -> BadRequest:
-    for frame, value in enumerate(column.to_pylist()):
-        got = _count(value)
-        if got != width:
-            return BadRequest(
-                "rows-width",
-                f"{feature.name} is declared {width} wide but has {got} values at frame {frame}",
-                where=f"{episode.rows.file}, episode {episode.index}",
-                do="leave the episode out, or correct the feature's shape",
-            )
-    return BadRequest(
-        "rows-width", f"{feature.name} does not fit shape {feature.shape}", where=str(episode.rows.file)
-    )
-
-
-def _count(value: object) -> int:
-    if isinstance(value, list):
-        return sum(_count(item) for item in value)
-    return 0 if value is None else 1
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -201,6 +195,30 @@ def _stamp(file: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return (0, 0)
     return (stat.st_mtime_ns, stat.st_size)
+
+
+def _null_vector(
+    file: Path, stamp: tuple[int, int], groups: tuple[int, ...], columns: tuple[str, ...]
+) -> BadRequest | None:
+    """Which row has no values, where that is why Arrow cannot read a column of fixed-size lists."""
+    footer = _footer(file, stamp)
+    for column in columns:
+        kind = footer.metadata.schema.to_arrow_schema().field(column).type
+        if not pa.types.is_fixed_size_list(kind):
+            continue
+        for group in groups:
+            row = footer.starts[group]
+            try:
+                with pq.ParquetFile(file, metadata=footer.metadata) as parquet:
+                    for _ in parquet.iter_batches(1, [group], [column], use_threads=False):
+                        row += 1
+            except pa.ArrowInvalid as error:
+                return (
+                    null_row(column, f"row {row} of the file", str(file)) if "size=0" in str(error) else None
+                )
+            except (pa.ArrowException, OSError):
+                return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -259,8 +277,11 @@ def _read_columns(
         with pq.ParquetFile(file, metadata=_footer(file, stamp).metadata) as parquet:
             table = parquet.read_row_groups(list(groups), columns=list(columns), use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise BadRequest(
-            "dataset-file-damaged", f"the rows cannot be read: {error}", where=str(file)
+        raise _null_vector(file, stamp, groups, columns) or BadRequest(
+            "dataset-file-damaged",
+            f"the rows cannot be read: {error}",
+            where=str(file),
+            do="fetch this file again",
         ) from error
     # pyarrow takes `action` for `action.raw` too, and a file may hold a column twice.
     return table.select([table.column_names.index(column) for column in columns])

@@ -107,7 +107,7 @@ def _text(made: Plan) -> list[str]:
         taken, frames = len(source.episodes), sum(e.length for e in source.episodes)
         lines.append(f"source {dataset.name} ({dataset.version}): {source.given}")
         lines.append(
-            f"  {taken} of {len(dataset.episodes)} episodes ({ranges(e.index for e in source.episodes)}), "
+            f"  {taken} of {dataset.given} episodes ({ranges(e.index for e in source.episodes)}), "
             f"{frames} frames -> episodes {first}-{first + taken - 1}"
         )
         first += taken

@@ -23,6 +23,8 @@ from stack.prepare.run import Prepared, outline, prepare
 Log = Callable[[str], None]
 # Stands for a manifest's file in messages; paths are relative to its folder.
 COMMAND_LINE = "(the command line)"
+# A source's entry in the lines that settle a problem: its path, and the episodes to leave out.
+_EXCLUDED = re.compile(r"^  - path: (.+)\n(?:    decide: .*\n)?    exclude_episodes: \[(.+)\]$", re.M)
 
 
 def request(
@@ -101,7 +103,7 @@ def run(
         for line in made.text().rstrip().split("\n"):
             log(line)
 
-    with _Hints():
+    with _Hints(loaded):
         return prepare(
             loaded,
             out=out,
@@ -120,12 +122,16 @@ def preview(loaded: Loaded[DatasetManifest], *, videos: str | None, jobs: int | 
     Raises:
         StackError: as `run`.
     """
-    with _Hints():
+    with _Hints(loaded):
         return outline(loaded, videos=videos, jobs=jobs)
 
 
 class _Hints:
     """Says which option does what a message asks of a manifest."""
+
+    def __init__(self, loaded: Loaded[DatasetManifest]) -> None:
+        self._file = str(loaded.file)
+        self._is_drop = bool(loaded.manifest.sources[0].exclude_episodes)
 
     def __enter__(self) -> None:
         return None
@@ -140,10 +146,20 @@ class _Hints:
         ]
         if "robot_type: " in error.do:
             options.append("--robot-type NAME")
-        if not options:
-            return
-        do = f"add {' '.join(options)}; or write a manifest, which can say more:\n{error.do}"
-        raise type(error)(error.id, error.what, where=error.where, do=do, exit=error.exit) from error
+        ways = [f"add {' '.join(options)}"] if options else []
+        for path, numbers in _EXCLUDED.findall(error.do):
+            episodes = numbers.replace('"', "").replace(" ", "")
+            if self._is_drop:
+                ways.append(f"give --episodes {episodes}")
+            else:
+                ways.append(
+                    f"leave the episodes out first, with `stack drop {path} SMALLER --episodes {episodes}`, "
+                    "and take SMALLER in its place"
+                )
+        do = f"{'; '.join(ways)}; or write a manifest, which can say more:\n{error.do}" if ways else error.do
+        what, where = (text.replace(self._file, COMMAND_LINE) for text in (error.what, error.where))
+        if (what, where, do) != (error.what, error.where, error.do):
+            raise type(error)(error.id, what, where=where, do=do, exit=error.exit) from error
 
 
 def _answers(decide: Sequence[str]) -> Mapping[str, str]:

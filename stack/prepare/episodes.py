@@ -38,13 +38,6 @@ def choose_episodes(dataset: Dataset, source: Source, where: str) -> tuple[Episo
             where=where,
             do="remove the source, or keep an episode of it",
         )
-    if empty := [episode.index for episode in chosen if episode.length == 0]:
-        raise BadRequest(
-            "prepare-episode-empty",
-            f"episodes {_listed(empty)} of source '{dataset.name}' have no rows",
-            where=where,
-            do=f"exclude_episodes: {empty}",
-        )
     return chosen
 
 

@@ -16,6 +16,8 @@ from stack.prepare.scan import Scan
 # Reading works around these, but writing on would be a guess.
 NOT_TO_GUESS = ("task-index-twice",)
 
+FILES_SHOWN = 5
+
 Own = Sequence[tuple[Selected, Scan]]
 
 
@@ -30,6 +32,32 @@ def check_read(dataset: Dataset, where: str, problems: Problems) -> None:
                     do="mend the delivery's meta files, or exclude the episode",
                 )
             )
+
+
+def check_rows_there(dataset: Dataset, source: Source, taken: int, problems: Problems) -> None:
+    """Episodes that were recorded, as meta/ and the other files show, are not passed over without a word.
+
+    Args:
+        taken: how many episodes would be taken without them.
+    """
+    lost = [absent for absent in dataset.absent if absent.is_lost]
+    if not lost:
+        return
+    files = list(dict.fromkeys(absent.file for absent in lost if absent.file))
+    shown = ", ".join(files[:FILES_SHOWN]) + (
+        f" and {len(files) - FILES_SHOWN} more" if len(files) > FILES_SHOWN else ""
+    )
+    numbers = tuple(absent.index for absent in lost)
+    problems.add(
+        BadRequest(
+            "prepare-rows-missing",
+            f"source '{dataset.name}': meta/ lists episodes {ranges(numbers)}, but their rows are not there"
+            + (f"; they should lie in {shown}" if files else ""),
+            where=str(dataset.root),
+            do="fetch the row files again, or exclude these episodes",
+        ),
+        Settles(source, exclude=numbers, of=taken + len(lost)),
+    )
 
 
 def check_missing_cameras(

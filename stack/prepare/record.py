@@ -112,7 +112,7 @@ def _close(journal: Journal, prepared: Prepared) -> None:
         }
     )
     taken = [len(source.episodes) for source in made.sources]
-    given = [len(source.dataset.episodes) for source in made.sources]
+    given = [source.dataset.given for source in made.sources]
     counts = {
         "episodes": prepared.episodes,
         "frames": prepared.frames,

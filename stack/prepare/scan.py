@@ -114,7 +114,7 @@ def scan_episode(job: ScanJob) -> Scan:
     try:
         tasks = tuple(dict.fromkeys(frame_tasks(job.selected.episode, job.recipe)))
     except StackError as error:
-        problems.append(error)
+        problems.append(_of_episode(error, job))
     try:
         columns = column_names(job.selected.episode.rows)
         clock = _clock(job, columns)
@@ -122,7 +122,7 @@ def scan_episode(job: ScanJob) -> Scan:
         _check_finite(job, problems)
         coarse = _coarse(job)
     except StackError as error:
-        problems.append(error)
+        problems.append(_of_episode(error, job))
     videos: dict[str, VideoInfo] = {}
     anew: dict[str, Anew] = {}
     for camera, clip in job.selected.episode.clips.items():
@@ -156,6 +156,14 @@ def _anew(job: ScanJob, clip: ClipRef, info: VideoInfo) -> Anew | None:
     if job.transcodes or not 0 <= clip.start < clip.start + clip.count <= info.frames:
         return None
     return encoded_anew(clip)
+
+
+def _of_episode(error: StackError, job: ScanJob) -> StackError:
+    """The error with the episode's number, for what is told of a row file that others may share."""
+    told = f"episode {job.selected.episode.origin.episode}"
+    if told in error.where or told in error.what:
+        return error
+    return type(error)(error.id, error.what, where=f"{error.where}, {told}", do=error.do, exit=error.exit)
 
 
 def _off_s(job: ScanJob, videos: Mapping[str, VideoInfo]) -> dict[str, float]:
@@ -232,16 +240,30 @@ def _check_finite(job: ScanJob, problems: list[StackError]) -> None:
         frame, channel = (int(i) for i in np.argwhere(bad)[0])
         names = job.features[name].names
         label = f"{channel} ('{names[channel]}')" if names is not None else str(channel)
+        stored = _stored_value(job, name, frame, channel)
+        is_wide = stored is not None and np.isfinite(stored)
         problems.append(
             BadRequest(
                 "prepare-not-finite",
-                f"{name} holds {table[frame, channel]} at episode {episode.origin.episode}, frame {frame}, "
-                f"channel {label}; {int(bad.sum())} values of this episode are not finite in {values.dtype}",
+                f"{name} holds {'null' if stored is None else stored} at episode {episode.origin.episode}, "
+                f"frame {frame}, channel {label}; {int(bad.sum())} values of this episode are not finite in "
+                f"{values.dtype}",
                 where=f"{episode.rows.file}",
-                do=f"exclude_episodes: [{episode.origin.episode}], "
+                do=(f"cast: {{{name}: float64}} in a manifest keeps such values; or " if is_wide else "")
+                + f"exclude_episodes: [{episode.origin.episode}], "
                 f"or leave the channel out of features.{name}",
             )
         )
+
+
+def _stored_value(job: ScanJob, name: str, frame: int, channel: int) -> float | None:
+    """What the file has for one channel of an output feature; None for a null."""
+    rows = replace(job.selected.episode.rows, start=job.selected.episode.rows.start + frame, count=1)
+    row: list[float | None] = []
+    for take in job.recipe.columns[name]:
+        values = np.ravel(np.array(read_rows(rows, [take.feature.name]).column(0).to_pylist(), dtype=object))
+        row += [values[n] for n in (range(len(values)) if take.channels is None else take.channels)]
+    return row[channel]
 
 
 def _coarse(job: ScanJob) -> dict[str, str]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stack.dataset.model import INDEX_FEATURES, Dataset, Feature
+from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
 from stack.dataset.selection import Recipe, Take
 from stack.errors import BadRequest, StackError
 from stack.manifests import DatasetManifest
+from stack.manifests.dataset import Source
 from stack.prepare.blueprint import SourcePlan
 from stack.prepare.camera_plan import nowhere
 from stack.prepare.cameras import choose_cameras
 from stack.prepare.choose import Part, choose_features, known_features, why_not_kept
-from stack.prepare.episodes import choose_episodes
-from stack.prepare.problems import Problems
+from stack.prepare.episodes import choose_episodes, ranges
+from stack.prepare.judge import check_rows_there
+from stack.prepare.problems import Problems, Settles
 
 
 def choose(
@@ -35,6 +37,8 @@ def choose(
     for dataset, source in zip(datasets, manifest.sources, strict=True):
         try:
             chosen = choose_episodes(dataset, source, where)
+            check_rows_there(dataset, source, len(chosen), problems)
+            _refuse_empty(dataset, source, chosen, problems)
             own = known[dataset.name]
             parts[dataset.name] = choose_features(dataset, own, manifest, features, where)
             renamed = choose_cameras(dataset, own, manifest, cameras, where)
@@ -54,6 +58,22 @@ def choose(
         if len(sources) == len(datasets) and not any(name in source.cameras for source in sources):
             problems.add(nowhere(name, where))
     return tuple(sources), parts
+
+
+def _refuse_empty(dataset: Dataset, source: Source, chosen: Sequence[Episode], problems: Problems) -> None:
+    empty = [episode for episode in chosen if episode.length == 0]
+    if not empty:
+        return
+    numbers = tuple(episode.index for episode in empty)
+    problems.add(
+        BadRequest(
+            "prepare-episode-empty",
+            f"episodes {ranges(numbers)} of source '{dataset.name}' have no rows",
+            where=str(empty[0].rows.file),
+            do="exclude these episodes",
+        ),
+        Settles(source, exclude=numbers, of=len(chosen)),
+    )
 
 
 def _refuse_one_name_for_two(features: Mapping[str, Part], cameras: Mapping[str, str], where: str) -> None:

@@ -37,7 +37,7 @@ def summary(prepared: Prepared) -> str:
 
 
 def _row(source: SourcePlan) -> tuple[str, ...]:
-    taken, given = len(source.episodes), len(source.dataset.episodes)
+    taken, given = len(source.episodes), source.dataset.given
     frames = sum(episode.length for episode in source.episodes)
     left = f"{given - taken} episodes" if given > taken else ""
     return source.dataset.name, source.dataset.version, str(taken), str(given), str(frames), left

@@ -169,10 +169,11 @@ def files_there(case: Case) -> Iterator[Fault]:
     for name, why in layout.bad_templates.items():
         yield TEMPLATE.fault(why, where=Place("meta/info.json", feature=name))
     with_files = {camera for camera, _ in layout.video_of}
+    unsure = {miss.camera for miss in layout.misses if miss.unsure}
     nearly = {_folded(name): name for name in evidence.files}
     closed = f"; but {', '.join(evidence.closed[:3])} could not be listed" if evidence.closed else ""
     for camera in evidence.cameras:
-        if camera not in with_files:
+        if camera not in with_files | unsure:
             wanted = next((m.expected for m in layout.misses if m.camera == camera), "")
             yield CAMERA_WITHOUT_FILES.fault(
                 f"{camera} is declared as video, but no file of it is there"
@@ -189,6 +190,13 @@ def files_there(case: Case) -> Iterator[Fault]:
                     f"{miss.template} leads to {miss.expected}, which is not there; found: {miss.found}",
                     where=Place(miss.found, miss.episode, feature=miss.template),
                 )
+        elif miss.unsure:
+            asked = f"{miss.template} leads to {miss.expected}, which is not there" if miss.expected else ""
+            yield TEMPLATE.fault(
+                f"{asked or miss.template + ' leads to no file'}; episode {miss.episode} may be in any of: "
+                f"{', '.join(miss.unsure)}",
+                where=Place("meta/info.json", miss.episode, feature=miss.camera or miss.template),
+            )
         elif miss.camera is None:
             near = _nearly(nearly, miss.expected)
             yield FILE_MISSING.fault(

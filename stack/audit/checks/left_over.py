@@ -61,6 +61,7 @@ _AT_ROOT = re.compile(r"^(readme|license|licence|\.gitattributes|\.gitignore|dat
 def files_over(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     unlisted = set(evidence.layout.unlisted)
+    used = set(evidence.layout.video_of.values())
     declared = set(evidence.cameras)
     for name in sorted(unlisted):
         camera = next((part for part in PurePosixPath(name).parts if part in declared), None)
@@ -69,7 +70,7 @@ def files_over(case: Case) -> Iterator[Fault]:
         else:
             yield FILE_UNLISTED.fault(f"{name} belongs to no listed episode", where=Place(name))
     for name in evidence.files:
-        if name not in unlisted and (why := _why_left_over(name, evidence.is_v3)):
+        if name not in unlisted | used and (why := _why_left_over(name, evidence.is_v3)):
             yield LEFT_OVER.fault(f"{name}: {why}", where=Place(name))
 
 

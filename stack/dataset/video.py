@@ -15,6 +15,7 @@ from stack.dataset.model import ClipRef
 from stack.dataset.video_boxes import BRANDS, Run, write_runs
 from stack.dataset.video_decode import decode
 from stack.dataset.video_encode import Splicer, check_close, encode_file, pictures_of, same_again
+from stack.dataset.video_encode_av1 import Leader
 from stack.dataset.video_h264 import parse_sets, used_pps
 from stack.dataset.video_index import describe_extradata, index_video, is_unchanged, probe
 from stack.dataset.video_model import VideoIndex, VideoInfo
@@ -74,7 +75,8 @@ def why_not_joinable(a: VideoInfo, b: VideoInfo) -> str | None:
 def why_not_together(a: ClipRef, b: ClipRef, infos: Mapping[Path, VideoInfo] | None = None) -> str | None:
     """Why two clips cannot stand in one file; None if they can.
 
-    Beyond `why_not_joinable`: a clip that must be encoded anew as a whole needs a file of its own.
+    Beyond `why_not_joinable`: a clip of which pictures must be encoded anew needs a file of its own, except
+    in H.264.
 
     Args:
         infos: what probing gave, where the caller has it already.
@@ -84,7 +86,7 @@ def why_not_together(a: ClipRef, b: ClipRef, infos: Mapping[Path, VideoInfo] | N
         return reason
     for clip, info in ((a, left), (b, right)):
         if reason := _why_alone(clip, info):
-            return f"{info.codec} cannot be cut by copying, and {reason}"
+            return f"{info.codec} that is encoded anew needs a file of its own, and {reason}"
     return None
 
 
@@ -100,9 +102,10 @@ def cut(clip: ClipRef, out: Path, fps: float) -> WrittenVideo:
     """Write a clip as an MP4 of its own, exactly its frames, frame n shown at n / fps.
 
     What can be copied is copied; `WrittenVideo.encoded` names the frames that were encoded anew. In H.264
-    these are the ones before the first key frame and those at the end that need a later picture; any other
-    codec's clip that starts off a key frame, or ends before a picture that it needs, is encoded anew as a
-    whole, with the same codec, size and pixel format. They are decoded again and compared with their source.
+    these are the ones before the first key frame and those at the end that need a later picture; in AV1 the
+    former, where each key frame brings its sequence header. Any other clip that starts off a key frame, or
+    ends before a picture that it needs, is encoded anew as a whole, with the same codec, size and pixel
+    format. They are decoded again and compared with their source.
 
     Raises:
         BadRequest, NotAble, WorkFailed: as `join`.
@@ -134,14 +137,16 @@ def join(clips: Sequence[ClipRef], out: Path, fps: float) -> WrittenVideo:
             raise _not_joinable(reason, segment)
     rate = exact_rate(fps)
     with whole_file(out) as partial:
-        if can_splice(first) or not any(segment.encode for segment in segments):
+        is_led = len(clips) == 1 and len(segments) > 1
+        if can_splice(first) or is_led or not any(segment.encode for segment in segments):
             info = _splice(segments, partial, rate, out)
         elif len(segments) == 1:
             encode_file(pictures_of(segments[0]), partial, same_again(first), rate)
             info = _check_encoded(segments[0], partial, rate, out)
         else:
             alone = next(segment for segment in segments if segment.encode)
-            raise _not_joinable(f"{first.codec} cannot be cut by copying, and {alone.encode}", alone)
+            reason = f"{first.codec} that is encoded anew needs a file of its own, and {alone.encode}"
+            raise _not_joinable(reason, alone)
         places = [(place, segment) for place, segment in _placed(segments) if segment.encode]
         check_close(partial, places, out)
     encoded = tuple(EncodedFrames(n, n + s.count, s.encode or "") for n, s in places)
@@ -170,10 +175,8 @@ def _splice(segments: Sequence[Segment], partial: Path, rate: Fraction, out: Pat
     first = segments[0].index.info
     extradata, splicer = first.extradata, None
     if any(segment.encode for segment in segments):
-        sets = parse_sets(first.extradata)
-        assert sets is not None  # `can_splice` has looked
-        splicer = Splicer(first, sets, rate)
-        extradata = splicer.sets.to_bytes()
+        splicer = _splicer(segments[0].index, rate)
+        extradata = splicer.extradata
     if splicer is None and first.codec in BRANDS and all(_is_plain(s.index) for s in segments):
         runs = [_run(segment, place) for place, segment in _placed(segments)]
         index = segments[0].index
@@ -186,6 +189,14 @@ def _splice(segments: Sequence[Segment], partial: Path, rate: Fraction, out: Pat
         parts.append(Part(segment, place, samples))
     _mux(parts, partial, rate, extradata)
     return _check_joined(parts, partial, rate, extradata, out)
+
+
+def _splicer(index: VideoIndex, rate: Fraction) -> Splicer | Leader:
+    if index.info.codec == "av1":
+        return Leader(index, rate)
+    sets = parse_sets(index.info.extradata)
+    assert sets is not None  # `can_splice` has looked
+    return Splicer(index.info, sets, rate)
 
 
 def _is_plain(index: VideoIndex) -> bool:

@@ -126,7 +126,7 @@ def colours_of(info: VideoInfo) -> Colours:
         return Colours(context.color_range, context.colorspace, context.color_primaries, context.color_trc)
 
 
-def _set_colours(context: VideoCodecContext, colours: Colours) -> None:
+def set_colours(context: VideoCodecContext, colours: Colours) -> None:
     context.color_range, context.colorspace = colours.range, colours.matrix
     context.color_primaries, context.color_trc = colours.primaries, colours.transfer
 
@@ -146,7 +146,7 @@ def encode_file(pictures: Iterable[VideoFrame], out: Path, encoding: Encoding, r
             stream = container.add_stream(name, rate=rate, options=encoding.options())
             stream.width, stream.height, stream.pix_fmt = encoding.width, encoding.height, encoding.pix_fmt
             stream.codec_context.thread_count = 1  # work is spread over processes by the callers
-            _set_colours(stream.codec_context, encoding.colours)
+            set_colours(stream.codec_context, encoding.colours)
             for count, picture in enumerate(pictures, 1):
                 for packet in stream.encode(_numbered(picture, count - 1, rate)):
                     written += _mux_timed(container, packet, stream, rate)
@@ -196,6 +196,10 @@ class Splicer:
         self._length_size = sets.length_size
         self._number, self.sets = self._choose(sets)
 
+    @property
+    def extradata(self) -> bytes:
+        return self.sets.to_bytes()
+
     def _choose(self, sets: ParameterSets) -> tuple[int, ParameterSets]:
         """A number under which our sets are there already, as after an earlier cut, or a free one."""
         taken = set(sets.sps) | set(sets.pps)
@@ -221,7 +225,7 @@ class Splicer:
         context.width, context.height, context.pix_fmt = info.width, info.height, info.pix_fmt or "yuv420p"
         context.time_base, context.framerate = 1 / self._rate, self._rate
         context.thread_count = 1
-        _set_colours(context, self._colours)
+        set_colours(context, self._colours)
         context.flags |= Flags.global_header
         context.options = {
             "preset": "fast",
@@ -243,26 +247,36 @@ class Splicer:
             BadRequest: a picture cannot be decoded.
             WorkFailed: the encoder failed.
         """
-        context = self._open(self._number, self.sets)
         where = str(self._info.file)
         samples: list[tuple[bytes, bool]] = []
-        try:
-            packets = []
-            for number, picture in enumerate(pictures_of(segment)):
-                packets += context.encode(_numbered(picture, number, self._rate))
-            packets += context.encode(None)
-        except av.FFmpegError as error:
-            raise WorkFailed("video-encode-failed", f"encoding failed: {error}", where=where) from error
-        for packet in packets:
+        for packet in encode_packets(self._open(self._number, self.sets), segment, self._rate):
             sample = as_sample(bytes(packet), self._length_size)
             if sample is None:
                 what = f"a picture is too large for lengths of {self._length_size} bytes"
                 raise WorkFailed("video-encode-failed", what, where=where)
             samples.append((sample, packet.is_keyframe))
-        if len(samples) != segment.count:
-            what = f"{segment.count} pictures went into the encoder and {len(samples)} came out"
-            raise WorkFailed("video-encode-failed", what, where=where)
         return samples
+
+
+def encode_packets(context: VideoCodecContext, segment: Segment, rate: Fraction) -> list[av.Packet]:
+    """The packets that an opened encoder makes of a segment's pictures, one a picture.
+
+    Raises:
+        BadRequest: a picture cannot be decoded.
+        WorkFailed: the encoder failed.
+    """
+    where = str(segment.index.info.file)
+    try:
+        packets = []
+        for number, picture in enumerate(pictures_of(segment)):
+            packets += context.encode(_numbered(picture, number, rate))
+        packets += context.encode(None)
+    except av.FFmpegError as error:
+        raise WorkFailed("video-encode-failed", f"encoding failed: {error}", where=where) from error
+    if len(packets) != segment.count:
+        what = f"{segment.count} pictures went into the encoder and {len(packets)} came out"
+        raise WorkFailed("video-encode-failed", what, where=where)
+    return packets
 
 
 def check_close(out: Path, places: Sequence[tuple[int, Segment]], where: Path) -> None:

@@ -21,6 +21,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from stack.dataset.video_av1 import HEADER_BYTES_MAX, own_header
 from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo
 from stack.dataset.video_open import check_file, demux, open_video, truncated
 from stack.dataset.video_tables import Tables, asks_to_be_turned, read_tables
@@ -101,19 +102,29 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
                 return None
             keys = tables.is_sync.copy()
             synced = np.flatnonzero(keys)
+            header = _first_header(tables, data, synced)
             for first in range(0, len(synced), KEYS_AT_ONCE):
                 some = synced[first : first + KEYS_AT_ONCE]
-                places = zip(tables.offsets[some].tolist(), tables.sizes[some].tolist(), strict=True)
+                places = list(zip(tables.offsets[some].tolist(), tables.sizes[some].tolist(), strict=True))
                 keys[some] = [
                     starts_clean_at(tables.codec, tables.extradata, data, offset, offset + size)
                     for offset, size in places
                 ]
+                if header and any(data[at : at + len(header)] != header for at, _ in places):
+                    header = b""
                 if hasattr(data, "madvise"):  # else all of a long file would come to lie in memory
                     data.madvise(mmap.MADV_DONTNEED)
     except (OSError, ValueError):  # a file system that maps nothing into memory, or a file that just went
         return None
     looks = _KNOWN_LOOKS.get(tables.entry) or _open_for_looks(file, tables.entry)
-    return _index_of(file, tables, looks, keys)
+    return replace(_index_of(file, tables, looks, keys), header=header)
+
+
+def _first_header(tables: Tables, data: Any, synced: NDArray[np.int64]) -> bytes:
+    if tables.codec != "av1" or not len(synced):
+        return b""
+    at, size = int(tables.offsets[synced[0]]), int(tables.sizes[synced[0]])
+    return own_header(data[at : at + min(size, HEADER_BYTES_MAX)])
 
 
 def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]) -> VideoIndex:

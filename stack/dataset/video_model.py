@@ -120,6 +120,8 @@ class VideoIndex:
     """A file's packets in decode order.
 
     `entry` and `size` are as in `Tables`, None where only FFmpeg knows. `stamp` tells a changed file.
+    `header` is the AV1 sequence header with which each sync packet begins; empty where they differ or one has
+    none.
     """
 
     info: VideoInfo
@@ -127,6 +129,7 @@ class VideoIndex:
     entry: bytes | None = None
     size: bytes | None = None
     stamp: Stamp | None = None
+    header: bytes = b""
 
     @cached_property
     def coded(self) -> tuple[CodedFrame, ...]:

@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stack.dataset.model import ClipRef
+from stack.dataset.video_av1 import parse_header
 from stack.dataset.video_h264 import parse_sets
 from stack.dataset.video_index import index_video
 from stack.dataset.video_model import CodedFrame, VideoIndex, VideoInfo
 from stack.errors import BadRequest
+
+AV1_DEPTHS = {"yuv420p": 8, "yuv420p10le": 10}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Anew:
-    """So many pictures of a clip, `of` all that it has, are encoded anew; `why` tells of the first ones."""
+    """So many pictures of a clip, `of` all that it has, are encoded anew.
+
+    Attributes:
+        why: of the first ones.
+        can_splice: whether the file lets such pictures stand beside copied ones.
+    """
 
     pictures: int
     of: int
@@ -104,8 +112,8 @@ def split(clip: ClipRef) -> tuple[Segment, ...]:
     """Copy all that can be copied.
 
     Copying begins at the first key frame in the clip and ends where no shown picture needs a later one. What
-    is left at both ends is encoded anew where the codec lets new pictures stand beside copied ones (H.264);
-    any other codec's clip is encoded anew as a whole, or not at all.
+    is left at both ends is encoded anew where the file lets new pictures stand beside copied ones: H.264 at
+    both ends, AV1 before them. Any other file's clip is encoded anew as a whole, or not at all.
 
     Raises:
         BadRequest: as `check_clip`.
@@ -118,13 +126,26 @@ def split(clip: ClipRef) -> tuple[Segment, ...]:
     if copied is not None and head is None and copied.stop == end:
         return (copied,)
     reason = head or _end_reason(end)
-    if copied is None or not can_splice(index.info):
+    if copied is None or not (can_splice(index.info) or (can_lead(index) and copied.stop == end)):
         return (Segment(index, start, end, reason),)
     segments = [Segment(index, start, copied.start, head)] if head else []
     segments.append(copied)
     if copied.stop < end:
         segments.append(Segment(index, copied.stop, end, _end_reason(end)))
     return tuple(segments)
+
+
+def can_lead(index: VideoIndex) -> bool:
+    """Whether pictures that are encoded anew can stand before copied ones, in a file of that clip alone.
+
+    So it is in AV1 where each key frame brings its sequence header, which our encoder can match in all that
+    concerns the shown pictures.
+    """
+    info, sequence = index.info, parse_header(index.header)
+    if info.codec != "av1" or info.has_b_frames or sequence is None:
+        return False
+    depth = AV1_DEPTHS.get(info.pix_fmt or "")
+    return (sequence.width, sequence.height, sequence.bit_depth) == (info.width, info.height, depth)
 
 
 def encoded_anew(clip: ClipRef) -> Anew | None:
@@ -138,7 +159,9 @@ def encoded_anew(clip: ClipRef) -> Anew | None:
     if not anew:
         return None
     pictures = sum(segment.count for segment in anew)
-    return Anew(pictures, clip.count, anew[0].encode or "", can_splice(segments[0].index.info))
+    index = segments[0].index
+    is_spliced = can_splice(index.info) or can_lead(index)
+    return Anew(pictures, clip.count, anew[0].encode or "", is_spliced)
 
 
 def can_splice(info: VideoInfo) -> bool:

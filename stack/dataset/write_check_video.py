@@ -76,8 +76,9 @@ def check_video_file(check: VideoCheck) -> None:
         place = 0
         for episode, clip in zip(entry.episodes, entry.clips, strict=True):
             where = f"{entry.path}, frame {place}, episode {episode}, from {clip.file}, frame {clip.start}"
-            for segment in split(clip):
-                _check_segment(segment, written, place, files, where)
+            segments = split(clip)
+            for segment in segments:
+                _check_segment(segment, written, place, files, where, is_cut=len(segments) > 1)
                 place += segment.count
 
 
@@ -104,7 +105,9 @@ def _is_same_file(clip: ClipRef, written: VideoIndex) -> bool:
     return clip.start == 0 and clip.count == written.info.frames and clip.file.samefile(written.info.file)
 
 
-def _check_segment(segment: Segment, written: VideoIndex, place: int, files: _Bytes, where: str) -> None:
+def _check_segment(
+    segment: Segment, written: VideoIndex, place: int, files: _Bytes, where: str, *, is_cut: bool
+) -> None:
     source = segment.index.info
     if segment.encode is not None:
         for what in ("codec", "width", "height", "pix_fmt"):
@@ -119,7 +122,7 @@ def _check_segment(segment: Segment, written: VideoIndex, place: int, files: _By
     if reason is not None and source.extradata == written.info.extradata:
         raise _wrong(where, reason)
     _check_packets(segment, written, place, files, where)
-    if reason is not None:
+    if reason is not None or is_cut:
         _check_copied_pictures(segment, written, place, where)
 
 
@@ -166,10 +169,11 @@ def _compare_demuxed(segment: Segment, written: VideoIndex, place: int, where: s
 
 
 def _check_copied_pictures(segment: Segment, written: VideoIndex, place: int, where: str) -> None:
-    """First and last picture, where parameter sets were added and bytes alone prove nothing."""
+    """First and last picture, where other parameters stand in the file, and bytes alone prove nothing."""
     for n in sorted({0, segment.count - 1}):
         (meant,) = decode(segment.index.info.file, [segment.start + n])
-        (got,) = decode(written.info.file, [place + n])
+        # The first one also as a player comes to it: from what stands before.
+        *_, got = decode(written.info.file, range(place + n - (n == 0 < place), place + n + 1))
         if not np.array_equal(meant, got):
             sets = f"{describe_extradata(segment.index.info.extradata)}; "
             sets += describe_extradata(written.info.extradata)

@@ -90,7 +90,7 @@ def _cut_note(name: str, camera: str, is_all: bool, uncut: str, told: Sequence[t
     return (
         f"{name}: {camera}: {count} pictures of episodes {ranges(episode for episode, _ in told)} are "
         f"encoded anew{'' if is_all else ', the others are copied'} (the first: {told[0][1].why}"
-        f"{f'; {uncut} cannot be cut by copying' if uncut else ''})"
+        f"{f'; such {uncut} cannot be cut by copying' if uncut else ''})"
     )
 
 

@@ -114,7 +114,7 @@ def numbers(text: str) -> list[int]:
 def check_notes(notes: list[str], source: Path, out: Path, version: str, kept: list[int]) -> int:
     """Each note names exactly the clips with pictures that are not the source's; says how many those are."""
     told = [match for match in map(NOTE.fullmatch, map(str.strip, notes)) if match]
-    assert len(told) == sum("encoded anew" in note for note in notes)
+    assert len(told) == sum("are encoded anew" in note for note in notes)
     total = 0
     for camera in (HEAD, HAND):
         [file] = (source / "videos" / camera).rglob("*.mp4")

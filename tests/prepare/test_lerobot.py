@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -155,3 +156,33 @@ def test_real_recordings_that_need_a_decision_say_so(load, real_datasets: Path) 
     assert "declares camera 'observation.images.egoview', but no file holds it" in caught.value.what
     # Its clock is not that of its frames either: both answers stand in one line that can be pasted.
     assert "decide: {missing_cameras: drop, timestamps: restamp}" in caught.value.do
+
+
+def test_every_frame_of_av1_cut_off_a_key_frame(open_dataset, load, tmp_path: Path, deliveries) -> None:
+    """Pictures at its head are encoded anew, under a sequence header of their own; the others are copied."""
+    camera, lengths = "observation.images.head", (7, 6, 9, 4, 5)
+    given = deliveries.Delivery(lengths=lengths, cameras=((camera, 96, 64),))
+    plain = deliveries.write_delivery(tmp_path / "plain", given)
+    prepare(load(f"sources: [{{path: {plain}}}]"), out=tmp_path / "packed", jobs=1)
+    [file] = (tmp_path / "packed/videos").rglob("*.mp4")
+    frames = [(episode, frame) for episode, length in enumerate(lengths) for frame in range(length)]
+    with av.open(str(file), "w") as container:
+        options = {"g": "4", "cpu-used": "8", "lag-in-frames": "4", "crf": "20"}
+        stream = container.add_stream("libaom-av1", rate=10, options=options)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        for number, place in enumerate(frames):
+            shown = deliveries.paint(deliveries.identity(0, 0, *place), 96, 64)
+            one = av.VideoFrame.from_ndarray(shown, format="rgb24")
+            one.pts = number
+            container.mux(stream.encode(one))
+        container.mux(stream.encode(None))
+    # Episodes begin at frames 0, 7, 13, 22, 26; every fourth one is a key frame.
+    asked = f"sources: [{{path: {tmp_path}/packed, exclude_episodes: [3]}}]"
+    got = prepare(load(asked), out=tmp_path / "out", jobs=1)
+    assert any(f"{camera}: 6 of 20 pictures of episodes 1-2, 4 are encoded anew" in n for n in got.notes)
+    dataset = open_dataset(tmp_path / "out")
+    kept = [place for place in frames if place[0] != 3]
+    assert len(dataset) == len(kept) == 27
+    for index in np.random.default_rng(0).permutation(len(kept)).tolist():
+        seen = deliveries.read_identity(picture(dataset[index], camera))
+        assert seen == deliveries.identity(0, 0, *kept[index]), index

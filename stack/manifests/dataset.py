@@ -233,7 +233,8 @@ class DatasetManifest(Strict):
         for feature, slices in (self.features or {}).items():
             if not slices:
                 raise ValueError(f"features.{feature} has no slice; leave the feature out to drop it")
-        for name in (*(self.features or {}), *(self.cameras or {})):
+        renamed = (name for source in self.sources for name in source.rename.values())
+        for name in (*(self.features or {}), *(self.cameras or {}), *renamed):
             if "/" in name:
                 raise ValueError(f"feature names must not contain '/': {name}")
             if name in ("", ".", "..") or not name.isprintable():

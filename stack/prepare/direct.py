@@ -178,7 +178,10 @@ def _answers(decide: Sequence[str]) -> Mapping[str, str]:
 
 
 def _doubles(sources: Sequence[Path]) -> dict[str, str]:
-    """Features that stay float64: without a manifest nobody has said that values may be rounded."""
+    """Features that stay float64: without a manifest nobody has said that values may be rounded.
+
+    Fractions only: whole numbers or texts beside them are a question that is asked, not settled here.
+    """
     each = [read_features(read_info(source), []) for source in sources]
     shared = set.intersection(*map(set, each)).difference(INDEX_FEATURES)
     return {
@@ -186,6 +189,7 @@ def _doubles(sources: Sequence[Path]) -> dict[str, str]:
         for name in each[0]
         if name in shared
         and any(features[name].dtype == "float64" for features in each)
+        and all(features[name].dtype.startswith("float") for features in each)
         and all(why_not_kept(features[name]) is None for features in each)
     }
 

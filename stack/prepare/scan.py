@@ -273,13 +273,18 @@ def _coarse(job: ScanJob) -> dict[str, str]:
     for name, feature in job.features.items():
         for take in job.recipe.columns[name] if feature.dtype == "float32" else ():
             stored = read_rows(episode.rows, [take.feature.name]).column(take.feature.name)
-            values = decode_column(stored, episode, take.feature, as_stored=True).reshape(episode.length, -1)
-            if values.dtype.itemsize <= np.dtype("float32").itemsize:
+            flat = decode_column(stored, episode, take.feature, as_stored=True).reshape(episode.length, -1)
+            if flat.dtype.itemsize <= np.dtype("float32").itemsize:
                 continue
+            channels = np.arange(flat.shape[1]) if take.channels is None else np.array(take.channels)
+            values = flat[:, channels]
             with np.errstate(over="ignore", invalid="ignore"):
                 moved = np.abs(values - values.astype(np.float32)).max(axis=0)
                 span = np.ptp(values, axis=0)
             worst = int(np.argmax(moved - COARSE * span))
             if moved[worst] > COARSE * span[worst] > 0:
-                found[name] = f"channel {worst} by up to {moved[worst]:.3g}, where it spans {span[worst]:.3g}"
+                found[name] = (
+                    f"channel {channels[worst]} of '{take.feature.name}' by up to {moved[worst]:.3g}, "
+                    f"where it spans {span[worst]:.3g}"
+                )
     return found

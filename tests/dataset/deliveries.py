@@ -41,6 +41,16 @@ def read_identity(picture: np.ndarray) -> int:
     return number
 
 
+def drifting(n: int, width: int, height: int) -> np.ndarray:
+    """A soft landscape that drifts, and a square whose place says which frame it is; (H, W, 3) uint8."""
+    y, x = np.mgrid[:height, :width]
+    soft = np.stack([x * 2 + n, y * 3 - n, x + y + 3 * n], axis=-1)
+    image = (110 + 70 * np.sin(soft / 23)).astype(np.uint8)
+    left, top = (n * 5) % (width - 16), (n * 3) % (height - 16)
+    image[top : top + 16, left : left + 16] = (230, 30, 60)
+    return image
+
+
 def value(delivery: int, episode: int, frame: int, channel: int) -> float:
     """Exact in float32 and different for every place."""
     return delivery * 4096 + episode * 128 + frame + channel / 256

@@ -36,23 +36,11 @@ OTHERS = {
 FRAMES = 40
 
 
-def picture(n: int, width: int, height: int) -> np.ndarray:
-    """A soft landscape that drifts, and a square whose place says which frame it is."""
-    y, x = np.mgrid[:height, :width]
-    soft = np.stack([x * 2 + n, y * 3 - n, x + y + 3 * n], axis=-1)
-    image = (110 + 70 * np.sin(soft / 23)).astype(np.uint8)
-    left, top = (n * 5) % (width - 16), (n * 3) % (height - 16)
-    image[top : top + 16, left : left + 16] = (230, 30, 60)
-    return image
-
-
-def make(
-    file: Path, codec: str, options: dict[str, str], *, frames: int = FRAMES, pix_fmt: str = "yuv420p"
-) -> Path:
+def make(file: Path, picture, codec: str, options: dict[str, str], *, pix_fmt: str = "yuv420p") -> Path:
     with av.open(str(file), "w", format="mp4") as container:
         stream = container.add_stream(codec, rate=30, options=options)
         stream.width, stream.height, stream.pix_fmt = 96, 64, pix_fmt
-        for n in range(frames):
+        for n in range(FRAMES):
             frame = av.VideoFrame.from_ndarray(picture(n, 96, 64), format="rgb24")
             frame.pts, frame.time_base = n, Fraction(1, 30)
             container.mux(stream.encode(frame))
@@ -61,12 +49,13 @@ def make(
 
 
 @pytest.fixture(scope="module")
-def movies(tmp_path_factory):
+def movies(tmp_path_factory, deliveries):
     """name -> (file, its pictures as PyAV alone decodes them)."""
     folder = tmp_path_factory.mktemp("movies")
-    made = {name: make(folder / f"{name}.mp4", "libx264", options) for name, options in H264.items()}
+    picture = deliveries.drifting
+    made = {name: make(folder / f"{name}.mp4", picture, "libx264", options) for name, options in H264.items()}
     for name, (codec, options) in OTHERS.items():
-        made[name] = make(folder / f"{name}.mp4", codec, options)
+        made[name] = make(folder / f"{name}.mp4", picture, codec, options)
     return {name: (file, pictures_of(file)) for name, file in made.items()}
 
 
@@ -146,10 +135,10 @@ def test_a_cut_holds_exactly_its_frames(movies, tmp_path, name, start, count):
     assert [p.name for p in tmp_path.iterdir()] == ["out.mp4"]
 
 
-def test_an_end_inside_b_frames_is_encoded_and_no_more(tmp_path):
+def test_an_end_inside_b_frames_is_encoded_and_no_more(deliveries, tmp_path):
     # Fixed order I P B B B P B B B ...: frames 5 to 7 are built from frame 8.
     fixed = {"x264-params": "b-adapt=0:bframes=3:b-pyramid=none:scenecut=0:keyint=40"}
-    file = make(tmp_path / "v.mp4", "libx264", fixed)
+    file = make(tmp_path / "v.mp4", deliveries.drifting, "libx264", fixed)
     assert "".join(PictureType(f.pict_type).name for f in decoded(file)[:9]) == "IBBBPBBBP"
     info = cut(ClipRef(file, 0, 7), tmp_path / "out.mp4", 30)
     assert [(run.start, run.stop) for run in info.encoded] == [(5, 7)]
@@ -221,8 +210,8 @@ def test_a_cut_of_a_cut_needs_no_further_parameter_sets(movies, tmp_path):
     check(tmp_path / "two.mp4", info, pictures_of(tmp_path / "one.mp4")[9:30])
 
 
-def test_full_range_pictures_stay_full_range(tmp_path):
-    file = make(tmp_path / "v.mp4", "libx264", H264["b-frames"], pix_fmt="yuvj420p")
+def test_full_range_pictures_stay_full_range(deliveries, tmp_path):
+    file = make(tmp_path / "v.mp4", deliveries.drifting, "libx264", H264["b-frames"], pix_fmt="yuvj420p")
     info = cut(ClipRef(file, 4, 20), tmp_path / "out.mp4", 30)
     assert info.pix_fmt == "yuvj420p"
     check(tmp_path / "out.mp4", info, pictures_of(file)[4:24])

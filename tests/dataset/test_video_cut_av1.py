@@ -30,17 +30,9 @@ MOVIES = {
 }
 
 
-def picture(n: int, width: int, height: int) -> np.ndarray:
-    """A soft landscape that drifts, and a square whose place says which frame it is."""
-    y, x = np.mgrid[:height, :width]
-    soft = np.stack([x * 2 + n, y * 3 - n, x + y + 3 * n], axis=-1)
-    image = (110 + 70 * np.sin(soft / 23)).astype(np.uint8)
-    left, top = (n * 5) % (width - 16), (n * 3) % (height - 16)
-    image[top : top + 16, left : left + 16] = (230, 30, 60)
-    return image
-
-
-def make(file: Path, codec: str, options: dict, pix_fmt: str, size: tuple[int, int], colours: dict) -> Path:
+def make(
+    file: Path, picture, codec: str, options: dict, pix_fmt: str, size: tuple[int, int], colours: dict
+) -> Path:
     with av.open(str(file), "w", format="mp4") as container:
         stream = container.add_stream(codec, rate=RATE, options=options)
         (stream.width, stream.height), stream.pix_fmt = size, pix_fmt
@@ -89,9 +81,9 @@ def rewritten(file: Path, out: Path, change) -> Path:
 
 
 @pytest.fixture(scope="module")
-def movies(tmp_path_factory):
+def movies(tmp_path_factory, deliveries):
     folder = tmp_path_factory.mktemp("av1")
-    return {name: make(folder / f"{name}.mp4", *kind) for name, kind in MOVIES.items()}
+    return {name: make(folder / f"{name}.mp4", deliveries.drifting, *kind) for name, kind in MOVIES.items()}
 
 
 def check(file: Path, clip: ClipRef, out: Path, info) -> None:

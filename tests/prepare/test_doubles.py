@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from stack.cli import cli
+from stack.errors import StackError
 from stack.prepare import plan
 
 LENGTHS = (5, 4)
@@ -123,6 +124,44 @@ def test_a_manifest_is_told_what_float32_loses(source: Path, load: Any) -> None:
     assert not [note for note in kept.notes if "float32" in note]
     asked = plan(load(f"{text}cast: {{{CLOCK}: float32}}\n"))
     assert not [note for note in asked.notes if "float32" in note], "who asks for it knows"
+
+
+@pytest.mark.parametrize("kind", ["int64", "string"])
+def test_what_differs_in_kind_is_still_asked(
+    source: Path, deliveries: ModuleType, tmp_path: Path, kind: str
+) -> None:
+    """Fractions beside whole numbers or texts: keeping float64 must not settle it in passing."""
+    stack("convert", source, tmp_path / "other", "--to", "v2.1", "--jobs", 1)
+    for episode, length in enumerate(LENGTHS):
+        values = pa.array(range(length)) if kind == "int64" else pa.array(["a"] * length)
+        deliveries.edit_rows(
+            tmp_path / "other",
+            episode,
+            lambda t, values=values: t.set_column(t.column_names.index(STAMP), STAMP, values),
+        )
+    deliveries.edit_info(tmp_path / "other", lambda info: info["features"][STAMP].update(dtype=kind))
+    words = ["merge", str(source), str(tmp_path / "other"), str(tmp_path / "out"), "--jobs", "1"]
+    error = CliRunner().invoke(cli, words).exception
+    assert isinstance(error, StackError) and error.id == "prepare-dtype-differs" and STAMP in error.what
+    assert not (tmp_path / "out").exists()
+
+
+def test_channels_that_are_not_taken_need_no_note(source: Path, deliveries: ModuleType, load: Any) -> None:
+    """A clock beside angles in one vector: the note is for whoever keeps the clock, with its own number."""
+    for episode, length in enumerate(LENGTHS):
+        clock = doubles(episode, length)[STAMP]
+        values = pa.array([[n / 3, n / 7, second] for n, second in enumerate(clock)], pa.list_(pa.float64()))
+        deliveries.edit_rows(
+            source,
+            episode,
+            lambda t, values=values: t.set_column(t.column_names.index(ANGLE), ANGLE, values),
+        )
+    deliveries.edit_info(source, lambda info: info["features"][ANGLE].update(shape=[3]))
+    text = f"sources: [{{path: {source}}}]\nfeatures: {{kept: [{{from: {ANGLE}, at: [START, STOP]}}]}}\n"
+    without = plan(load(text.replace("START", "0").replace("STOP", "2")))
+    assert not [note for note in without.notes if "float32" in note]
+    (note,) = [n for n in plan(load(text.replace("START", "1").replace("STOP", "3"))).notes if "float32" in n]
+    assert f"channel 2 of '{ANGLE}'" in note and "cast: {kept: float64}" in note
 
 
 def test_whole_numbers_that_float32_merges_are_told_too(

@@ -120,6 +120,8 @@ def test_a_feature_that_one_source_calls_otherwise_is_proposed(apart, load) -> N
         ("{state: actions}", "prepare-rename-taken", "cannot be called 'actions'"),
         ("{state: timestamp}", "prepare-rename-taken", "cannot be called 'timestamp'"),
         ("{state: x, actions: x}", "manifest-invalid", "two features would be called 'x'"),
+        ("{state: ''}", "manifest-invalid", "no name for a feature or camera"),
+        ("{state: a/b}", "manifest-invalid", "must not contain '/'"),
     ],
 )
 def test_what_cannot_be_renamed(apart, load, rename: str, code: str, said: str) -> None:

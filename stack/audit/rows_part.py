@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stack.audit.rows import Array
@@ -68,6 +67,8 @@ def part_of(array: pa.Array, start: int) -> Part:
     nulls = _nulls(array)
     first = True
     while not (pa.types.is_primitive(array.type) or pa.types.is_boolean(array.type)):
+        import pyarrow.compute as pc  # takes longer than the audit of a small dataset's form
+
         lengths = pc.list_value_length(array)
         lengths = numbers_of(pc.fill_null(lengths, 0) if array.null_count else lengths).astype(np.int64)
         if first:
@@ -121,7 +122,8 @@ def _numbers(array: pa.Array) -> Array:
         array = array.cast(pa.uint8())
     if pa.types.is_integer(array.type):
         wide = pa.float64() if array.null_count or pa.types.is_uint64(array.type) else pa.int64()
-        array = array.cast(wide, safe=False)
+        # A cast imports `pyarrow.compute`.
+        array = array if array.type == wide else array.cast(wide, safe=False)
     elif pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     return numbers_of(array)
@@ -130,4 +132,4 @@ def _numbers(array: pa.Array) -> Array:
 def _nulls(array: pa.Array) -> NDArray[np.bool_]:
     if not array.null_count:
         return _none(len(array))
-    return numbers_of(pc.is_null(array).cast(pa.uint8())).astype(np.bool_)
+    return numbers_of(array.is_null().cast(pa.uint8())).astype(np.bool_)

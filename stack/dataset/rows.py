@@ -51,7 +51,8 @@ def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
     Raises:
         BadRequest: a column is not there, or the file cannot be read.
     """
-    present = column_names(rows)
+    stamp = _stamp(rows.file)
+    present = _footer(rows.file, stamp).names
     for column in columns:
         if column not in present:
             raise BadRequest(
@@ -60,7 +61,7 @@ def read_rows(rows: RowsRef, columns: Sequence[str]) -> pa.Table:
                 where=str(rows.file),
                 do=without(column),
             )
-    table, first = _read_groups(rows.file, _stamp(rows.file), rows.start, rows.count, tuple(columns))
+    table, first = _read_groups(rows.file, stamp, rows.start, rows.count, tuple(columns))
     return table.slice(rows.start - first, rows.count)
 
 
@@ -98,7 +99,7 @@ def decode_column(
     width = prod(feature.shape)
     if len(values) != episode.length * width:
         raise ragged(column, episode, feature, width)
-    declared = np.dtype(_numpy_dtype(feature))
+    declared = _numpy_dtype(feature)
     if as_stored and values.dtype == declared and declared.kind in "fi":
         pass
     elif declared.kind != "f":
@@ -114,9 +115,9 @@ def text_column(episode: Episode, name: str) -> list[str | None]:
     return values
 
 
-def _numpy_dtype(feature: Feature) -> str:
+def _numpy_dtype(feature: Feature) -> np.dtype[Any]:
     try:
-        return np.dtype(feature.dtype).name
+        return np.dtype(feature.dtype)
     except TypeError:
         raise BadRequest(
             "rows-not-numeric",
@@ -132,7 +133,7 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage  # `datasets`, where it is loaded, has types of its own for arrays
-    width = int(np.prod(feature.shape))
+    width = prod(feature.shape)
     while _is_list(array.type):
         lengths = list_lengths(array)
         if len(array) == episode.length and len(lengths) and (lengths != lengths[0]).any():
@@ -151,7 +152,7 @@ def _flat_values(column: pa.ChunkedArray, episode: Episode, feature: Feature) ->
             where=f"{episode.rows.file}, episode {episode.origin.episode}",
             do=mend(feature),
         )
-    if array.null_count and np.dtype(_numpy_dtype(feature)).kind != "f":
+    if array.null_count and _numpy_dtype(feature).kind != "f":
         at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
         raise BadRequest(
             "rows-null",

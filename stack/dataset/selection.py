@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +32,7 @@ class Take:
     def width(self) -> int:
         if self.channels is not None:
             return len(self.channels)
-        return int(np.prod(self.feature.shape))
+        return prod(self.feature.shape)
 
 
 @dataclass(frozen=True)

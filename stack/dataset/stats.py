@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -60,6 +60,36 @@ def side_by_side(parts: Sequence[Stats]) -> Stats:
     return Stats(
         count=parts[0].count, **{name: np.concatenate([getattr(p, name) for p in parts]) for name in own}
     )
+
+
+def columns_stats(columns: Mapping[str, NDArray[Any]], *, where: str = "") -> dict[str, Stats]:
+    """`vector_stats` of each column over the same rows; narrow ones of whole numbers are counted together.
+
+    Args:
+        columns: feature -> (N,) or (N, D...).
+        where: what error messages call the place; the feature's name is added.
+
+    Raises:
+        BadRequest: as `vector_stats`.
+    """
+    together: dict[np.dtype[Any], list[str]] = {}
+    for name, values in columns.items():
+        if values.ndim == 1 and values.dtype.kind in "iu" and len(values):  # these have no NaN to tell of
+            together.setdefault(values.dtype, []).append(name)
+    found: dict[str, Stats] = {}
+    for names in together.values():
+        found |= zip(names, _apart(vector_stats(np.stack([columns[n] for n in names], axis=1))), strict=True)
+    return {
+        name: found.get(name) or vector_stats(values, where=", ".join(filter(None, (where, name))))
+        for name, values in columns.items()
+    }
+
+
+def _apart(stats: Stats) -> Iterator[Stats]:
+    """One entry for each channel, the inverse of `side_by_side`."""
+    own = {f.name: getattr(stats, f.name) for f in fields(stats) if f.name != "count"}
+    for n in range(len(stats.min)):
+        yield Stats(count=stats.count, **{name: array[n : n + 1] for name, array in own.items()})
 
 
 def vector_stats(values: NDArray[Any], *, where: str = "") -> Stats:

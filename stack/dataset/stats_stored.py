@@ -294,10 +294,9 @@ def quantiles_of(looked: Sequence[tuple[CameraSample, float]]) -> dict[str, NDAr
     for sample, weight in looked:
         weighted += sample.histogram * weight
     shares = np.cumsum(weighted, axis=1) / weighted.sum(axis=1, keepdims=True)
-    return {
-        name: np.array([np.searchsorted(own, q - 1e-12) for own in shares], dtype=np.float64) / 255
-        for name, q in QUANTILES.items()
-    }
+    wanted = np.array(list(QUANTILES.values())) - 1e-12
+    levels = np.array([np.searchsorted(own, wanted) for own in shares], dtype=np.float64) / 255
+    return dict(zip(QUANTILES, levels.T, strict=True))
 
 
 def _within(

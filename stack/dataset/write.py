@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from stack.dataset.model import ClipRef, Dataset
 from stack.dataset.pool import Jobs, Pool, open_pool
@@ -192,10 +193,10 @@ def _clip_digests(root: Path, movies: Sequence[VideoDone]) -> dict[ClipRef, str]
 def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:
     """Statistics over all rows as they were written, while videos still are."""
     vectors = {name: f for name, f in selection.vectors.items() if f.dtype != "string"}
-    widths = {name: prod(feature.shape) for name, feature in vectors.items()}
-    widths |= dict.fromkeys(INDEX_DTYPES, 1)
+    kinds = {name: np.dtype((feature.dtype, feature.shape)) for name, feature in vectors.items()}
+    kinds |= {name: np.dtype((dtype, (1,))) for name, dtype in INDEX_DTYPES.items()}
     paths = tuple(entry.path for entry in plan.data)
-    return pooled_features(root, paths, widths, selection.frames, pool)
+    return pooled_features(root, paths, kinds, selection.frames, pool)
 
 
 def _write_meta(root: Path, selection: Selection, plan: FilePlan, made: Made, finish_pooled: Pooled) -> None:

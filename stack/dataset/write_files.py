@@ -20,7 +20,7 @@ from stack.dataset.model import ClipRef, Feature
 from stack.dataset.pictures import PICTURE_TYPE
 from stack.dataset.rows import hold_rows
 from stack.dataset.selection import Column, Recipe, Selected, assemble, frame_tasks, needed_columns
-from stack.dataset.stats import vector_stats
+from stack.dataset.stats import columns_stats
 from stack.dataset.stats_table import StatsTable, put
 from stack.dataset.video import VideoInfo, clip_digest, join, probe
 from stack.dataset.write_check_video import VideoCheck, check_video_file
@@ -114,11 +114,8 @@ def write_data_file(job: DataJob) -> DataDone:
             for place, selected in enumerate(job.entry.episodes):
                 columns = _episode_columns(selected, job, first)
                 first += selected.episode.length
-                own = {
-                    name: vector_stats(values, where=f"episode {selected.episode.index}, {name}")
-                    for name, values in columns.items()
-                    if isinstance(values, np.ndarray)
-                }
+                numbers = {name: v for name, v in columns.items() if isinstance(v, np.ndarray)}
+                own = columns_stats(numbers, where=f"episode {selected.episode.index}")
                 put(stats, place, len(job.entry.episodes), own)
                 arrays = [_to_arrow(columns[field.name], field.type) for field in schema]
                 table = pa.Table.from_arrays(arrays, schema=schema)

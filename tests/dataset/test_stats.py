@@ -14,12 +14,13 @@ from stack.dataset.model import ClipRef
 from stack.dataset.stats import (
     CameraSample,
     camera_stats,
+    columns_stats,
     sample_camera,
     sampled_frames,
     thinning,
     vector_stats,
 )
-from stack.errors import StackError
+from stack.errors import BadRequest, StackError
 
 QUANTILES = {"q01": 1, "q10": 10, "q50": 50, "q90": 90, "q99": 99}
 
@@ -193,3 +194,37 @@ def test_sampling_is_lerobots():
         step = thinning(height, width)
         picture = np.zeros((3, height, width), dtype=np.uint8)
         assert picture[:, ::step, ::step].shape == compute_stats.auto_downsample_height_width(picture).shape
+
+
+def test_columns_counted_together_are_counted_as_each_alone():
+    rng = np.random.default_rng(11)
+    rows = 301
+    columns = {
+        "index": np.arange(7, 7 + rows),
+        "done": rng.integers(0, 2, rows).astype(bool),
+        "episode_index": np.full(rows, 5),
+        "small": rng.integers(-9, 9, rows).astype(np.int8),
+        "timestamp": (np.arange(rows) / 30).astype(np.float32),
+        "state": rng.normal(1000, 0.01, (rows, 3)).astype(np.float32),
+        "count": rng.integers(0, 2**63, rows).astype(np.uint64),
+        "task_index": rng.integers(0, 3, rows),
+    }
+    found = columns_stats(columns)
+    assert list(found) == list(columns)
+    for name, values in columns.items():
+        alone, got = vector_stats(values), found[name]
+        assert got.to_json() == alone.to_json(), name
+        for field in ("min", "max", "mean", "q50"):
+            assert getattr(got, field).dtype == getattr(alone, field).dtype
+            assert getattr(got, field).shape == getattr(alone, field).shape
+        assert got.q90.ravel()[0] == np.percentile(values.reshape(rows, -1)[:, 0].astype(float), 90)
+
+
+def test_columns_counted_together_name_the_one_that_is_wrong():
+    columns = {"index": np.arange(3), "frame_index": np.arange(3), "reward": np.array([0.0, np.nan, 1.0])}
+    with pytest.raises(BadRequest) as caught:
+        columns_stats(columns, where="episode 4")
+    assert caught.value.where == "episode 4, reward"
+    with pytest.raises(BadRequest) as caught:
+        columns_stats({"index": np.arange(0)}, where="episode 4")
+    assert (caught.value.id, caught.value.where) == ("stats-no-rows", "episode 4, index")

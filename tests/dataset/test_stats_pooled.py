@@ -219,12 +219,13 @@ def test_shared_out_by_channels_and_joined(tmp_path, monkeypatch, jobs):
     pq.write_table(table.slice(200), tmp_path / "b.parquet")
     taken = []
     right = pooled.pooled_stats
+    kinds = {"state": np.dtype(("f4", (11,))), "n": np.dtype(("i8", (1,)))}
     if jobs == 1:
         monkeypatch.setattr(pooled, "pooled_stats", lambda job: (taken.append(job), right(job))[1])
-    monkeypatch.setattr(pooled, "VALUES_A_JOB", 2000)
+    monkeypatch.setattr(pooled, "BYTES_A_JOB", 8000)
     with open_pool(jobs) as pool:
         paths = ("a.parquet", "b.parquet")
-        got = pooled.pooled_features(tmp_path, paths, {"state": 11, "n": 1}, 500, pool)()
+        got = pooled.pooled_features(tmp_path, paths, kinds, 500, pool)()
     check(got["state"], values)
     check(got["n"], np.arange(500))
     assert got["state"].q50.shape == (11,)

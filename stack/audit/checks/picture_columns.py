@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stack.audit.checks.video import declared_size
@@ -115,6 +114,8 @@ def cells(file: Path, name: str) -> Iterator[tuple[int, bytes | str]]:
         in_struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
         if not (in_struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             return
+        import pyarrow.compute as pc  # takes longer than the audit of a small dataset's form
+
         for batch in parquet.iter_batches(BATCH_ROWS, columns=[name]):
             column = batch.column(0)
             if isinstance(column, pa.ExtensionArray):

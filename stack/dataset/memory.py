@@ -7,8 +7,8 @@ import ctypes
 import pyarrow as pa
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGE_BYTES = 8 << 20
-KEPT_BYTES = 32 << 20  # new pages cost more than many a work on them: 0.8 ms a MB on a virtual machine
+LARGE_BYTES = 2 << 20
+KEPT_BYTES = 4 << 20  # new pages cost more than many a work on them: 0.8 ms a MB on a virtual machine
 
 
 def keep_little() -> None:

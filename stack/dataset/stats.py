@@ -117,13 +117,12 @@ def joined_stats(parts: Sequence[NDArray[Any]], *, where: str = "") -> Stats:
         rows += len(table)
     if not rows:
         raise BadRequest("stats-no-rows", "statistics over no rows do not exist", where=where)
-    blocks = []
     wide = max(1, VALUES_AT_ONCE // rows)
-    for start in range(0, tables[0].shape[1], wide):
-        blocks.append(_block_stats(_joined([t[:, start : start + wide] for t in tables])))
-    shape = parts[0].shape[1:] or (1,)
-    joined = {key: np.concatenate([block[key] for block in blocks]).reshape(shape) for key in blocks[0]}
-    return Stats(count=np.array([rows], dtype=np.int64), **joined)
+    blocks = [
+        channels_stats(_joined([t[:, start : start + wide] for t in tables]))
+        for start in range(0, tables[0].shape[1], wide)
+    ]
+    return side_by_side(blocks).reshaped(parts[0].shape[1:] or (1,))
 
 
 def _joined(tables: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -163,8 +162,8 @@ def as_extremes(values: NDArray[Any]) -> NDArray[Any]:
     return values if values.dtype.kind == "u" else values.astype(np.int64)
 
 
-def _block_stats(channels: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """From (C, rows), each channel in one run; sorts them in place."""
+def channels_stats(channels: NDArray[Any]) -> Stats:
+    """`vector_stats` of (C, rows), each channel in one run, all values finite; sorts them in place."""
     exact = channels.astype(np.float64)
     mean = exact.mean(axis=1)
     exact -= mean[:, None]
@@ -178,7 +177,8 @@ def _block_stats(channels: NDArray[Any]) -> dict[str, NDArray[Any]]:
     mean[constant], std[constant] = low[constant], 0.0
     rows = channels.shape[1]
     quantiles = interpolated(rows, channels[:, list(quantile_ranks(rows))])
-    return {"min": low, "max": high, "mean": mean, "std": std, **quantiles}
+    count = np.array([rows], dtype=np.int64)
+    return Stats(min=low, max=high, mean=mean, std=std, count=count, **quantiles)
 
 
 def sampled_frames(length: int) -> list[int]:

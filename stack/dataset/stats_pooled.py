@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,27 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stack.dataset.arrow import flattened, numbers_of
 from stack.dataset.memory import give_back
 from stack.dataset.pool import Pool
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
+from stack.dataset.stats_columns import TurnJob, channels_jobs, turn, turn_jobs, turned_stats
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
+from stack.dataset.stats_rows import batches, numbers_in
 
 HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 2 << 20
-READ_BYTES = 1 << 20
-READ_ROWS = 512  # a few hundred kB, which the decoder keeps in memory that it has: thrice as fast as 2,048
-GROUPS_BYTES = 2 << 20
-# Another part of a feature means reading all of it once more, which costs less than holding much of it; what
-# no number of parts makes small is read several times for each part anyway.
-BYTES_A_JOB = 50_000_000
-LONG_BYTES = 25_000_000
-PARTS_MAX = 24
-PARTS_STREAMED = 4
+BYTES_A_JOB = 16_000_000
+TURNED_BYTES_MAX = 2 << 30  # as much of the disk is taken for a while
+PARTS_STREAMED = 4  # what cannot be turned is read several times anyway, and once more for each part
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 
@@ -60,36 +54,89 @@ def pooled_stats(job: PooledJob) -> Stats:
     return block_stats(blocks, where=job.feature)
 
 
-def pooled_features(
-    root: Path, paths: tuple[str, ...], kinds: Mapping[str, np.dtype[Any]], rows: int, pool: Pool
-) -> Callable[[], dict[str, Stats]]:
-    """Begin `pooled_stats` of several features at once; large ones are shared out among the workers.
+class Pooling:
+    """Begin statistics over all rows of several features, as `pooled_stats` gives them, spread over workers.
+
+    Wide features are turned on disk first (`stack.dataset.stats_columns`), but for those that are too large
+    for that: their channels are shared out, and read several times.
 
     Args:
         kinds: feature -> what one row of it is, such as `np.dtype(("f4", (163,)))`.
         rows: how many rows the files have.
-
-    Returns:
-        A function that waits for the statistics; it raises `BadRequest` as `pooled_stats`.
+        scratch: a folder that is not there, for what is turned; it is made and removed.
     """
-    jobs: list[PooledJob] = []
+
+    def __init__(
+        self,
+        root: Path,
+        paths: tuple[str, ...],
+        kinds: Mapping[str, np.dtype[Any]],
+        rows: int,
+        pool: Pool,
+        scratch: Path,
+    ) -> None:
+        self._pool, self._scratch, self._names = pool, scratch, tuple(kinds)
+        self._turned = _turned(kinds, rows)
+        self._jobs = [
+            PooledJob(root, paths, name, span)
+            for name, kind in kinds.items()
+            if name not in self._turned
+            for span in _spans(kind, rows)
+        ]
+        is_long = max((kind.itemsize for kind in kinds.values()), default=0) * rows > BYTES_A_JOB
+        turns: list[TurnJob] = []
+        if self._turned:
+            scratch.mkdir(parents=True)
+            width_bytes = sum(kind.itemsize for kind in self._turned.values())
+            turns = turn_jobs(root, paths, tuple(self._turned), width_bytes, scratch)
+        self._turning = pool.begin(turn, turns, is_long=is_long)
+        self._counting = pool.begin(pooled_stats, self._jobs, is_long=is_long)
+        self._channels: list[tuple[str, Iterator[Stats]]] | None = None
+
+    def go_on(self) -> None:
+        """Wait until all is turned and let it be counted; called by `result` where nobody has before.
+
+        Raises:
+            BadRequest: as `pooled_stats`.
+        """
+        if self._channels is None:
+            jobs = list(channels_jobs(list(self._turning), self._turned, BYTES_A_JOB))
+            begun = self._pool.begin(turned_stats, [job for _, job in jobs], is_long=bool(jobs))
+            self._channels = [(name, begun) for name, _ in jobs]
+
+    def result(self) -> dict[str, Stats]:
+        """Feature -> statistics.
+
+        Raises:
+            BadRequest: as `pooled_stats`.
+        """
+        self.go_on()
+        parts: dict[str, list[Stats]] = {name: [] for name in self._names}
+        for job, stats in zip(self._jobs, self._counting, strict=True):
+            parts[job.feature].append(stats)
+        for name, begun in self._channels or ():
+            parts[name].append(next(begun))
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return {name: side_by_side(own) for name, own in parts.items()}
+
+
+def _turned(kinds: Mapping[str, np.dtype[Any]], rows: int) -> dict[str, np.dtype[Any]]:
+    """Features that are worth turning and can be, as long as there is room."""
+    found: dict[str, np.dtype[Any]] = {}
+    left_bytes = TURNED_BYTES_MAX
     for name, kind in kinds.items():
-        width = prod(kind.shape)
-        parts = -(-kind.itemsize * rows // BYTES_A_JOB)
-        parts = min(width, parts if parts <= PARTS_MAX else PARTS_STREAMED)
-        bounds = [width * n // parts for n in range(parts + 1)]
-        spans: list[tuple[int, int] | None] = [*pairwise(bounds)] if parts > 1 else [None]
-        jobs += [PooledJob(root, paths, name, span) for span in spans]
-    is_long = max((kind.itemsize for kind in kinds.values()), default=0) * rows > LONG_BYTES
-    begun = pool.begin(pooled_stats, jobs, is_long=is_long)
+        size, channel_bytes = kind.itemsize * rows, kind.base.itemsize * rows
+        is_wide = prod(kind.shape) > 1 and kind.base.kind in "iuf"
+        if is_wide and BYTES_A_JOB < size <= left_bytes and channel_bytes <= HELD_BYTES_MAX:
+            found[name] = kind
+            left_bytes -= size
+    return found
 
-    def finish() -> dict[str, Stats]:
-        found: dict[str, list[Stats]] = {}
-        for job, stats in zip(jobs, begun, strict=True):
-            found.setdefault(job.feature, []).append(stats)
-        return {name: side_by_side(parts) for name, parts in found.items()}
 
-    return finish
+def _spans(kind: np.dtype[Any], rows: int) -> list[tuple[int, int] | None]:
+    width = prod(kind.shape)
+    parts = min(width, PARTS_STREAMED) if kind.itemsize * rows > BYTES_A_JOB else 1
+    return [*pairwise([width * n // parts for n in range(parts + 1)])] if parts > 1 else [None]
 
 
 def block_stats(blocks: Blocks, *, where: str = "", held_bytes_max: int = HELD_BYTES_MAX) -> Stats:
@@ -216,7 +263,7 @@ def written_blocks(
     """
     waiting: list[NDArray[Any]] = []
     held = 0
-    for table in _written_groups(root, paths, feature):
+    for table in _written_batches(root, paths, feature):
         if channels is not None:
             table = table[:, slice(*channels)].copy()  # a view would hold all channels
         rows = max(1, BLOCK_BYTES // max(1, table.nbytes // max(1, len(table))))
@@ -232,35 +279,8 @@ def written_blocks(
         yield np.concatenate(waiting)
 
 
-def _written_groups(root: Path, paths: Sequence[str], feature: str) -> Iterator[NDArray[Any]]:
+def _written_batches(root: Path, paths: Sequence[str], feature: str) -> Iterator[NDArray[Any]]:
     for path in paths:
-        # Pages come through a buffer: a row group may be larger than all that is held otherwise.
-        with pq.ParquetFile(root / path, buffer_size=READ_BYTES) as parquet:
-            for groups in _small_groups(parquet.metadata):
-                for batch in parquet.iter_batches(READ_ROWS, groups, [feature], use_threads=False):
-                    yield _table(batch.column(feature))  # pyarrow takes `action` for `action.raw` too
-                    del batch  # while the next one is read
-                pa.default_memory_pool().release_unused()  # or each group is decoded into new memory
-
-
-def _small_groups(metadata: pq.FileMetaData) -> Iterator[list[int]]:
-    """Row groups that are read at once, all of which a reader holds: only small ones together."""
-    together: list[int] = []
-    held = 0
-    for group in range(metadata.num_row_groups):
-        size = metadata.row_group(group).total_byte_size
-        if together and held + size > GROUPS_BYTES:
-            yield together
-            together, held = [], 0
-        together.append(group)
-        held += size
-    if together:
-        yield together
-
-
-def _table(chunk: pa.Array) -> NDArray[Any]:
-    frames, nested = len(chunk), False
-    while pa.types.is_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type):
-        chunk, nested = flattened(chunk), True
-    values = numbers_of(chunk)
-    return values.reshape(frames, -1) if nested else values
+        for batch in batches(root / path, [feature]):
+            yield numbers_in(batch, feature)
+            del batch  # while the next one is read

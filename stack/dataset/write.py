@@ -14,7 +14,7 @@ from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.progress import Log
 from stack.dataset.selection import Selection
 from stack.dataset.stats import Stats
-from stack.dataset.stats_pooled import pooled_features
+from stack.dataset.stats_pooled import Pooling
 from stack.dataset.stats_stored import Evidence, pool_cameras
 from stack.dataset.stats_table import StatsTable
 from stack.dataset.write_check import begin_data_checks, check_same, check_written, meant_dataset
@@ -33,6 +33,7 @@ from stack.files import sha256_file, sha256_text, tree_files
 from stack.folders import disk_error, whole_folder
 
 KEY_LENGTH = 16
+TURNED = "turned"  # a folder beside the records, for what statistics are counted from
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,10 @@ def _fill(
     finished = shop.run("frames", groups)
     data = next(finished)
     checks = begin_data_checks(root, selection, plan, pool)
-    pooled = _begin_pooled(root, selection, plan, pool) if version.is_pooled else dict
+    pooling = _begin_pooled(root, selection, plan, pool) if version.is_pooled else None
     movies, sampled = finished
+    if pooling is not None:
+        pooling.go_on()
     clips = _clip_digests(root, movies)
     meant = meant_dataset(root, selection, plan)
     if begin is not None:
@@ -173,7 +176,7 @@ def _fill(
         return shop.whole(works.data[number], data[number]).stats or {}
 
     made = Made(data, movies, samples, rows_stats)
-    version.write_meta(root, selection, plan, made, pooled)
+    version.write_meta(root, selection, plan, made, pooling.result if pooling is not None else dict)
     log("checking what was written")
     for _ in checks:
         pass
@@ -190,13 +193,13 @@ def _clip_digests(root: Path, movies: Sequence[VideoDone]) -> dict[ClipRef, str]
     }
 
 
-def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooled:
+def _begin_pooled(root: Path, selection: Selection, plan: FilePlan, pool: Pool) -> Pooling:
     """Statistics over all rows as they were written, while videos still are."""
     vectors = {name: f for name, f in selection.vectors.items() if f.dtype != "string"}
     kinds = {name: np.dtype((feature.dtype, feature.shape)) for name, feature in vectors.items()}
     kinds |= {name: np.dtype((dtype, (1,))) for name, dtype in INDEX_DTYPES.items()}
     paths = tuple(entry.path for entry in plan.data)
-    return pooled_features(root, paths, kinds, selection.frames, pool)
+    return Pooling(root, paths, kinds, selection.frames, pool, root / RECORDS / TURNED)
 
 
 def _write_meta(root: Path, selection: Selection, plan: FilePlan, made: Made, finish_pooled: Pooled) -> None:

@@ -254,18 +254,22 @@ def merge(bench: Bench) -> None:
 
 
 def statistics(bench: Bench) -> None:
-    widths = {"observation.state": 163, "action": 36}
-    file = rows_only(bench.scratch / "inputs", FULL_FRAMES, widths)
-    ours = median(lambda: measure([sys.executable, "-m", "bench.statistics", str(file)]), 3)
+    delivery = bench.input("rows", Size(_full_lengths(), seed=400, cameras=()))
+    ours = median(lambda: measure([*START, "stats", str(delivery)]), 3)
     bench.add(
         Line(
-            "exact statistics of 305,425 rows x 199 values",
+            f"`stack stats`: {FULL_EPISODES} episodes, 305,425 rows x 199 values",
             f"{ours.wall_s:.1f} s, {ours.cpu_s:.1f} CPU-s, {ours.peak_mib:.0f} MiB",
             "the story: 62 hours",
             "under 5 s",
             ours.wall_s < 5,
         )
     )
+
+
+def _full_lengths() -> tuple[int, ...]:
+    longer = FULL_FRAMES - FULL_EPISODES * (FULL_FRAMES // FULL_EPISODES)
+    return tuple(FULL_FRAMES // FULL_EPISODES + (n < longer) for n in range(FULL_EPISODES))
 
 
 def large(bench: Bench) -> None:
@@ -310,11 +314,10 @@ def scale(bench: Bench) -> None:
 
 
 def full(bench: Bench) -> None:
-    longer = FULL_FRAMES - FULL_EPISODES * (FULL_FRAMES // FULL_EPISODES)
-    lengths = [FULL_FRAMES // FULL_EPISODES + (n < longer) for n in range(FULL_EPISODES)]
+    lengths = _full_lengths()
     halves = [
-        bench.input("full-0", Size(tuple(lengths[:340]), 96, 72, seed=300)),
-        bench.input("full-1", Size(tuple(lengths[340:]), 96, 72, seed=301)),
+        bench.input("full-0", Size(lengths[:340], 96, 72, seed=300)),
+        bench.input("full-1", Size(lengths[340:], 96, 72, seed=301)),
     ]
     ours = bench.prepare(halves, "full")
     bench.add(

@@ -41,6 +41,7 @@ class Size:
     action: int = 36
     fps: int = 30
     seed: int = 0
+    cameras: tuple[str, ...] = CAMERAS
 
 
 def delivery(root: Path, clips: Path, size: Size) -> Path:
@@ -62,7 +63,7 @@ def delivery(root: Path, clips: Path, size: Size) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, file)
         statistics.append({"episode_index": episode, "stats": described_rows})
-        for number, camera in enumerate(CAMERAS):
+        for number, camera in enumerate(size.cameras):
             target = root / VIDEO_PATH.format(
                 episode_chunk=episode // CHUNK, episode_index=episode, video_key=camera
             )
@@ -163,7 +164,7 @@ def _write_meta(root: Path, size: Size, statistics: list[dict[str, Any]]) -> Non
         "timestamp": _vector("float32", 1),
         **{name: _vector("int64", 1) for name in INTEGERS},
     }
-    for camera in CAMERAS:
+    for camera in size.cameras:
         features[camera] = {
             "dtype": "video",
             "shape": [size.height, size.width, 3],
@@ -185,13 +186,13 @@ def _write_meta(root: Path, size: Size, statistics: list[dict[str, Any]]) -> Non
         "total_episodes": len(size.lengths),
         "total_frames": sum(size.lengths),
         "total_tasks": len(TASKS),
-        "total_videos": len(size.lengths) * len(CAMERAS),
+        "total_videos": len(size.lengths) * len(size.cameras),
         "total_chunks": (len(size.lengths) + CHUNK - 1) // CHUNK,
         "chunks_size": CHUNK,
         "fps": size.fps,
         "splits": {"train": f"0:{len(size.lengths)}"},
         "data_path": DATA_PATH,
-        "video_path": VIDEO_PATH,
+        "video_path": VIDEO_PATH if size.cameras else None,
         "features": features,
     }
     (root / "meta" / "info.json").write_text(json.dumps(info, indent=2))

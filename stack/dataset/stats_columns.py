@@ -7,36 +7,40 @@ run. Any few channels of all rows are then a short read from each block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stack.dataset.memory import give_back
+from stack.dataset.pool import Pool
 from stack.dataset.stats import VALUES_AT_ONCE, Stats, channels_stats, check_numeric, not_finite, side_by_side
-from stack.dataset.stats_rows import batches, numbers_in
 from stack.errors import WorkFailed
 
 BLOCK_BYTES = 2 << 20
-TURN_BYTES = 16_000_000  # of rows, a job
+COUNT_BYTES = 16_000_000  # of channels, a job
+PIECE_BYTES = 16_000_000  # of rows, a job
+
+
+class RowsOf(Protocol):
+    """Some neighbouring rows of a dataset, of several features."""
+
+    def blocks(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """Feature -> (n,), (n, D) or (n, all values of a frame), of one dtype, the rows in order."""
+        ...
 
 
 @dataclass(frozen=True)
 class TurnJob:
-    """Row groups `first` to `stop` (half-open) of one file, whose rows begin at row `row` of the dataset.
+    """A piece that begins at row `row` of the dataset; feature n goes to the file `scratch / "n-number"`."""
 
-    `features` are laid out below `scratch`, feature n of job `number` in the file `n-number`.
-    """
-
-    root: Path
-    path: str
-    groups: tuple[int, int]
+    rows: RowsOf
     row: int
     features: tuple[str, ...]
     scratch: Path
@@ -61,21 +65,59 @@ class ChannelsJob:
     channels: tuple[int, int]
 
 
-def turn_jobs(
-    root: Path, paths: Sequence[str], features: tuple[str, ...], row_bytes: int, scratch: Path
-) -> list[TurnJob]:
-    """All rows in pieces of about `TURN_BYTES`; `row_bytes` is what one row of the features takes."""
-    jobs: list[TurnJob] = []
-    row = 0
-    for path in paths:
-        metadata = pq.read_metadata(root / path)
-        first = rows = 0
-        for n in range(metadata.num_row_groups):
-            rows += metadata.row_group(n).num_rows
-            if rows * row_bytes >= TURN_BYTES or n + 1 == metadata.num_row_groups:
-                jobs.append(TurnJob(root, path, (first, n + 1), row, features, scratch, len(jobs)))
-                row, first, rows = row + rows, n + 1, 0
-    return jobs
+class Turning:
+    """Begin exact statistics of several features over all rows, spread over workers.
+
+    Args:
+        pieces: all rows in order, in pieces of about `PIECE_BYTES`, and how many each has.
+        kinds: feature -> what one row of it is, such as `np.dtype(("f4", (163,)))`.
+        scratch: a folder that is not there, as large as all values; it is made, and removed by `result`.
+        is_long: worth starting other processes for.
+    """
+
+    def __init__(
+        self,
+        pieces: Iterable[tuple[RowsOf, int]],
+        kinds: Mapping[str, np.dtype[Any]],
+        pool: Pool,
+        scratch: Path,
+        *,
+        is_long: bool,
+    ) -> None:
+        self._kinds, self._pool, self._scratch, self._is_long = kinds, pool, scratch, is_long
+        jobs: list[TurnJob] = []
+        row = 0
+        for rows, count in pieces:
+            jobs.append(TurnJob(rows, row, tuple(kinds), scratch, len(jobs)))
+            row += count
+        scratch.mkdir(parents=True)
+        self._turning = pool.begin(turn, jobs, is_long=is_long)
+        self._counting: Iterator[tuple[str, Stats]] | None = None
+
+    def go_on(self) -> None:
+        """Wait until all is turned and let it be counted; called by `result` where nobody has before.
+
+        Raises:
+            BadRequest: as `stack.dataset.stats.vector_stats`.
+        """
+        if self._counting is None:
+            jobs = list(channels_jobs(list(self._turning), self._kinds))
+            begun = self._pool.begin(channels_counted, [job for _, job in jobs], is_long=self._is_long)
+            self._counting = zip((name for name, _ in jobs), begun, strict=True)
+
+    def result(self) -> dict[str, Stats]:
+        """Feature -> statistics.
+
+        Raises:
+            BadRequest: as `go_on`.
+            WorkFailed: a file in `scratch` is not as it was written.
+        """
+        self.go_on()
+        parts: dict[str, list[Stats]] = {name: [] for name in self._kinds}
+        for name, stats in self._counting or ():
+            parts[name].append(stats)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return {name: side_by_side(own) for name, own in parts.items()}
 
 
 def turn(job: TurnJob) -> list[Turned]:
@@ -86,22 +128,22 @@ def turn(job: TurnJob) -> list[Turned]:
     """
     give_back()  # a worker has written files before, which takes memory too
     with ExitStack() as stack:
-        layouts = []
+        layouts = {}
         for n, feature in enumerate(job.features):
             file = job.scratch / f"{n}-{job.number}"
-            layouts.append(_Layout(file, stack.enter_context(file.open("wb")), feature, job.row))
-        for batch in batches(job.root / job.path, job.features, job.groups):
-            for layout in layouts:
-                layout.add(numbers_in(batch, layout.feature))
-            del batch  # while the next one is read
-        return [layout.end() for layout in layouts]
+            layouts[feature] = _Layout(file, stack.enter_context(file.open("wb")), feature, job.row)
+        for block in job.rows.blocks():
+            for feature, layout in layouts.items():
+                layout.add(block[feature])
+            del block  # while the next one is read
+        return [layout.end() for layout in layouts.values()]
 
 
 class _Layout:
     """The file of one feature in the making."""
 
     def __init__(self, file: Path, out: BinaryIO, feature: str, row: int) -> None:
-        self.feature = feature
+        self._feature = feature
         self._file, self._out, self._row = file, out, row
         self._waiting: list[NDArray[Any]] = []
         self._rows: list[int] = []
@@ -109,9 +151,9 @@ class _Layout:
         self._dtype = ""
 
     def add(self, table: NDArray[Any]) -> None:
-        check_numeric(table, self.feature)
+        check_numeric(table, self._feature)
         if table.dtype.kind == "f" and not np.isfinite(table).all():
-            raise not_finite(table, self.feature, first_row=self._row)
+            raise not_finite(table.reshape(len(table), -1), self._feature, first_row=self._row)
         self._row += len(table)
         self._waiting.append(table)
         self._bytes += table.nbytes
@@ -122,7 +164,7 @@ class _Layout:
         block = np.concatenate(self._waiting)
         self._dtype = block.dtype.str
         self._rows.append(len(block))
-        np.ascontiguousarray(block.T).tofile(self._out)
+        np.ascontiguousarray(block.reshape(len(block), -1).T).tofile(self._out)
         self._waiting, self._bytes = [], 0
 
     def end(self) -> Turned:
@@ -131,7 +173,7 @@ class _Layout:
         return Turned(self._file, self._dtype, tuple(self._rows))
 
 
-def turned_stats(job: ChannelsJob) -> Stats:
+def channels_counted(job: ChannelsJob) -> Stats:
     """Exact statistics of some channels over all rows, a few at a time.
 
     Raises:
@@ -170,7 +212,7 @@ def _channels(job: ChannelsJob, first: int, stop: int, rows: int) -> NDArray[Any
 
 
 def channels_jobs(
-    turned: Sequence[Sequence[Turned]], kinds: Mapping[str, np.dtype[Any]], bytes_a_job: int
+    turned: Sequence[Sequence[Turned]], kinds: Mapping[str, np.dtype[Any]]
 ) -> Iterator[tuple[str, ChannelsJob]]:
     """What is left to count when all is turned, feature by feature.
 
@@ -182,6 +224,6 @@ def channels_jobs(
         files = tuple(piece[n] for piece in turned)
         width = prod(kind.shape)
         rows = sum(sum(file.rows) for file in files)
-        step = max(1, bytes_a_job // (rows * kind.base.itemsize))
+        step = max(1, COUNT_BYTES // (rows * kind.base.itemsize))
         for first in range(0, width, step):
             yield name, ChannelsJob(files, width, (first, min(first + step, width)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 from stack.dataset.memory import give_back
 from stack.dataset.pool import Pool
 from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
-from stack.dataset.stats_columns import TurnJob, channels_jobs, turn, turn_jobs, turned_stats
+from stack.dataset.stats_columns import PIECE_BYTES, Turning
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
-from stack.dataset.stats_rows import batches, numbers_in
+from stack.dataset.stats_rows import batches, group_pieces, numbers_in
 
 HELD_BYTES_MAX = 64 << 20  # what is smaller is held as a whole and read once
 BLOCK_BYTES = 2 << 20
@@ -75,34 +74,26 @@ class Pooling:
         pool: Pool,
         scratch: Path,
     ) -> None:
-        self._pool, self._scratch, self._names = pool, scratch, tuple(kinds)
-        self._turned = _turned(kinds, rows)
+        self._names = tuple(kinds)
+        turned = _turned(kinds, rows)
         self._jobs = [
             PooledJob(root, paths, name, span)
             for name, kind in kinds.items()
-            if name not in self._turned
+            if name not in turned
             for span in _spans(kind, rows)
         ]
         is_long = max((kind.itemsize for kind in kinds.values()), default=0) * rows > BYTES_A_JOB
-        turns: list[TurnJob] = []
-        if self._turned:
-            scratch.mkdir(parents=True)
-            width_bytes = sum(kind.itemsize for kind in self._turned.values())
-            turns = turn_jobs(root, paths, tuple(self._turned), width_bytes, scratch)
-        self._turning = pool.begin(turn, turns, is_long=is_long)
+        self._turning: Turning | None = None
+        if turned:
+            least = PIECE_BYTES // sum(kind.itemsize for kind in turned.values())
+            pieces = group_pieces([root / path for path in paths], tuple(turned), least)
+            self._turning = Turning(pieces, turned, pool, scratch, is_long=is_long)
         self._counting = pool.begin(pooled_stats, self._jobs, is_long=is_long)
-        self._channels: list[tuple[str, Iterator[Stats]]] | None = None
 
     def go_on(self) -> None:
-        """Wait until all is turned and let it be counted; called by `result` where nobody has before.
-
-        Raises:
-            BadRequest: as `pooled_stats`.
-        """
-        if self._channels is None:
-            jobs = list(channels_jobs(list(self._turning), self._turned, BYTES_A_JOB))
-            begun = self._pool.begin(turned_stats, [job for _, job in jobs], is_long=bool(jobs))
-            self._channels = [(name, begun) for name, _ in jobs]
+        """As `Turning.go_on`."""
+        if self._turning is not None:
+            self._turning.go_on()
 
     def result(self) -> dict[str, Stats]:
         """Feature -> statistics.
@@ -110,14 +101,12 @@ class Pooling:
         Raises:
             BadRequest: as `pooled_stats`.
         """
-        self.go_on()
-        parts: dict[str, list[Stats]] = {name: [] for name in self._names}
+        found = self._turning.result() if self._turning is not None else {}
+        parts: dict[str, list[Stats]] = {}
         for job, stats in zip(self._jobs, self._counting, strict=True):
-            parts[job.feature].append(stats)
-        for name, begun in self._channels or ():
-            parts[name].append(next(begun))
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        return {name: side_by_side(own) for name, own in parts.items()}
+            parts.setdefault(job.feature, []).append(stats)
+        found |= {name: side_by_side(own) for name, own in parts.items()}
+        return {name: found[name] for name in self._names}
 
 
 def _turned(kinds: Mapping[str, np.dtype[Any]], rows: int) -> dict[str, np.dtype[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,31 @@ def numbers_in(batch: pa.RecordBatch, feature: str) -> NDArray[Any]:
         chunk, nested = flattened(chunk), True
     values = numbers_of(chunk)
     return values.reshape(frames, -1) if nested else values
+
+
+@dataclass(frozen=True)
+class GroupRows:
+    """Row groups `groups` (half-open) of a written file; see `stack.dataset.stats_columns.RowsOf`."""
+
+    file: Path
+    features: tuple[str, ...]
+    groups: tuple[int, int]
+
+    def blocks(self) -> Iterator[dict[str, NDArray[Any]]]:
+        for batch in batches(self.file, self.features, self.groups):
+            yield {feature: numbers_in(batch, feature) for feature in self.features}
+            del batch  # while the next one is read
+
+
+def group_pieces(
+    files: Sequence[Path], features: tuple[str, ...], rows_at_least: int
+) -> Iterator[tuple[GroupRows, int]]:
+    """All row groups in order, so many rows together, and how many these are; files are not joined."""
+    for file in files:
+        metadata = pq.read_metadata(file)
+        first = rows = 0
+        for n in range(metadata.num_row_groups):
+            rows += metadata.row_group(n).num_rows
+            if rows >= rows_at_least or n + 1 == metadata.num_row_groups:
+                yield GroupRows(file, features, (first, n + 1)), rows
+                first, rows = n + 1, 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import numpy as np
@@ -15,9 +18,10 @@ from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
 from stack.dataset.pictures import PictureJob, sample_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
 from stack.dataset.read import read_dataset
-from stack.dataset.rows import column_array, column_names
+from stack.dataset.rows import column_array, column_names, hold_rows
 from stack.dataset.stats import CameraSample, Stats, camera_stats, sample_camera, vector_stats
-from stack.dataset.stats_pooled import block_stats
+from stack.dataset.stats_columns import PIECE_BYTES, Turning
+from stack.dataset.stats_pooled import HELD_BYTES_MAX, TURNED_BYTES_MAX, block_stats
 from stack.dataset.write_v21 import stats_entries
 from stack.errors import BadRequest, NotAble
 from stack.files import read_json, sha256_file, write_json, write_text
@@ -71,17 +75,78 @@ def measure(root: Path, *, jobs: Jobs = None, log: Log = lambda _: None) -> Meas
         else:
             log(f"{feature.name}: {feature.dtype} has no statistics")
     with open_pool(jobs) as pool:
-        work = [_Job(dataset.episodes, feature) for feature in vectors]
-        found: dict[str, Stats] = {}
-        for feature, stats in zip(vectors, pool.map(_vector, work), strict=True):
-            found[feature.name] = stats
-            log(f"{feature.name}: {stats.count[0]} rows")
+        found = _turned(dataset, vectors, pool, log) or _one_by_one(dataset, vectors, pool, log)
         samples = {name: _samples(dataset, name, pool) for name in dataset.cameras}
     samples = {name: taken for name, taken in samples.items() if taken}
     for name, taken in samples.items():
         found[name] = camera_stats([], samples=list(taken.values()))
         log(f"{name}: {found[name].count[0]} sampled frames")
     return Measured(dataset, found, samples)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbouring episodes; see `stack.dataset.stats_columns.RowsOf`."""
+
+    episodes: tuple[Episode, ...]
+    features: tuple[Feature, ...]
+
+    def blocks(self) -> Iterator[dict[str, NDArray[Any]]]:
+        for episode in self.episodes:
+            hold_rows(episode.rows, [feature.name for feature in self.features])
+            yield {feature.name: _written(episode, feature) for feature in self.features}
+
+
+def _turned(dataset: Dataset, vectors: Sequence[Feature], pool: Pool, log: Log) -> dict[str, Stats]:
+    """All features from one reading; none where they are too large to be laid out anew on disk."""
+    kinds = {feature.name: np.dtype((_kind(feature), feature.shape)) for feature in vectors}
+    size = sum(kind.itemsize for kind in kinds.values()) * dataset.frames
+    channel = max((kind.base.itemsize for kind in kinds.values()), default=0) * dataset.frames
+    place = _scratch_place()
+    free = shutil.disk_usage(place).free
+    if not 0 < size <= min(TURNED_BYTES_MAX, free // 2) or channel > HELD_BYTES_MAX:
+        return {}
+    with TemporaryDirectory(dir=place, prefix="stack-stats-") as folder:
+        log(f"reading {dataset.frames} rows of {len(kinds)} features")
+        turning = Turning(
+            _pieces(dataset, tuple(vectors), PIECE_BYTES * dataset.frames // size),
+            kinds,
+            pool,
+            Path(folder) / "turned",
+            is_long=size > PIECE_BYTES,
+        )
+        turning.go_on()
+        log(f"counting {size // 10**6} MB of values")
+        found = turning.result()
+    return {f.name: found[f.name].reshaped(f.shape) if len(f.shape) > 1 else found[f.name] for f in vectors}
+
+
+def _pieces(
+    dataset: Dataset, features: tuple[Feature, ...], rows_at_least: int
+) -> Iterator[tuple[_Piece, int]]:
+    together: list[Episode] = []
+    rows = 0
+    for episode in dataset.episodes:
+        together.append(episode)
+        rows += episode.length
+        if rows >= rows_at_least or episode is dataset.episodes[-1]:
+            yield _Piece(tuple(together), features), rows
+            together, rows = [], 0
+
+
+def _scratch_place() -> str:
+    """/var/tmp before /tmp, which may be memory (file-hierarchy(7)); TMPDIR before both."""
+    return "/var/tmp" if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK) else gettempdir()
+
+
+def _one_by_one(dataset: Dataset, vectors: Sequence[Feature], pool: Pool, log: Log) -> dict[str, Stats]:
+    """Each feature from readings of its own, in blocks."""
+    work = [_Job(dataset.episodes, feature) for feature in vectors]
+    found: dict[str, Stats] = {}
+    for feature, stats in zip(vectors, pool.map(_vector, work), strict=True):
+        found[feature.name] = stats
+        log(f"{feature.name}: {stats.count[0]} rows")
+    return found
 
 
 def _vector(job: _Job) -> Stats:
@@ -94,9 +159,13 @@ def _vector(job: _Job) -> Stats:
 
 
 def _written(episode: Episode, feature: Feature) -> NDArray[Any]:
-    dtype = "float32" if feature.name == "timestamp" else feature.dtype
-    values = column_array(episode, feature)
-    return values.astype(dtype) if np.dtype(dtype).kind == "f" else values
+    return column_array(episode, feature).astype(_kind(feature), copy=False)
+
+
+def _kind(feature: Feature) -> str:
+    if feature.name == "timestamp":
+        return "float32"
+    return feature.dtype if np.dtype(feature.dtype).kind == "f" else "int64"
 
 
 def _samples(dataset: Dataset, camera: str, pool: Pool) -> dict[int, CameraSample]:

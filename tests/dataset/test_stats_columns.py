@@ -51,7 +51,8 @@ def pooling(folder, paths, values, pool) -> Pooling:
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(pooled, "BYTES_A_JOB", 2000)
-    monkeypatch.setattr(columns, "TURN_BYTES", 5000)
+    monkeypatch.setattr(pooled, "PIECE_BYTES", 5000)
+    monkeypatch.setattr(columns, "COUNT_BYTES", 7000)
     monkeypatch.setattr(columns, "BLOCK_BYTES", 1500)
     monkeypatch.setattr(columns, "VALUES_AT_ONCE", 1300)
 
@@ -142,7 +143,7 @@ def test_what_would_take_too_much_of_the_disk_is_not_turned(tmp_path, small, mon
     monkeypatch.setattr(pooled, "TURNED_BYTES_MAX", 20_000)  # state takes 16,000, action 12,000
     taken = []
     right = columns.turn
-    monkeypatch.setattr(pooled, "turn", lambda job: (taken.append(job.features), right(job))[1])
+    monkeypatch.setattr(columns, "turn", lambda job: (taken.append(job.features), right(job))[1])
     with open_pool(1) as pool:
         found = pooling(tmp_path, write(tmp_path, values, [], 70), values, pool).result()
     assert set(taken) == {("state",)}

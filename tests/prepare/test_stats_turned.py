@@ -1,0 +1,107 @@
+"""`stack stats` from one reading of all features: as numpy counts them, and as feature by feature."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import stack.prepare.measure as measure_room
+from stack.cli import cli
+from stack.dataset import stats_columns, stats_pooled
+from stack.errors import StackError
+from stack.prepare.measure import measure
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "scratch"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return place
+
+
+def rows_of(root: Path, name: str) -> np.ndarray:
+    files = sorted((root / "data").rglob("*.parquet"))
+    return np.concatenate([np.array(pq.read_table(f, columns=[name])[name].to_pylist()) for f in files])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_equal_to_numpy_and_to_each_feature_alone(
+    two: Path, scratch: Path, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_columns, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(measure_room, "PIECE_BYTES", 300)
+    turned = measure(two / "a", jobs=jobs)
+    assert not list(scratch.iterdir())
+    monkeypatch.setattr(measure_room, "TURNED_BYTES_MAX", 0)
+    alone = measure(two / "a", jobs=jobs)
+    assert list(turned.features) == list(alone.features)
+    for name, stats in turned.features.items():
+        assert stats.to_json() == alone.features[name].to_json(), name
+    for name in ("observation.state", "action", "timestamp", "index", "task_index"):
+        values, stats = rows_of(two / "a", name), turned.features[name]
+        values = values.reshape(len(values), -1).astype(np.float32 if name == "timestamp" else float)
+        assert stats.count.tolist() == [len(values)]
+        assert stats.min.tolist() == values.min(axis=0).tolist()
+        assert stats.q10.tolist() == np.percentile(values.astype(float), 10, axis=0).tolist()
+        np.testing.assert_allclose(stats.mean, values.astype(float).mean(axis=0), rtol=1e-12)
+
+
+def test_a_full_disk_for_scratch_is_no_reason_to_stop(
+    two: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage())
+    monkeypatch.setattr(stats_columns, "turn", lambda _: pytest.fail("nothing is turned"))
+    assert measure(two / "a", jobs=1).features["action"].count.tolist() == [len(rows_of(two / "a", "action"))]
+
+
+class _Usage:
+    free = 64
+
+
+def test_the_command_tells_what_it_does_and_leaves_nothing(two: Path, scratch: Path, tmp_path: Path) -> None:
+    file = tmp_path / "stats.json"
+    result = CliRunner().invoke(cli, ["stats", str(two / "a"), "--json", str(file), "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    frames = len(rows_of(two / "a", "action"))
+    assert f"reading {frames} rows of" in result.output
+    assert json.loads(file.read_text())["action"]["count"] == [frames]
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()],
+    ids=["full", "interrupted"],
+)
+def test_what_stops_the_counting_leaves_nothing_to_stumble_over(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def stopped(job: object) -> None:
+        raise error
+
+    monkeypatch.setattr(stats_pooled, "BYTES_A_JOB", 1)
+    words = ["convert", str(two / "a"), str(tmp_path / "out"), "--jobs", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(stats_columns, "channels_counted", stopped)
+        failed = CliRunner().invoke(cli, words)
+    assert failed.exit_code != 0 and not (tmp_path / "out").exists()
+    if isinstance(error, OSError):
+        assert isinstance(failed.exception, StackError) and failed.exception.exit == 3
+        assert not list(tmp_path.rglob("turned"))
+    else:
+        assert list(tmp_path.rglob("turned/*"))  # what the next call has to do with
+    again = CliRunner().invoke(cli, words)
+    assert again.exit_code == 0, again.output
+    assert not list(tmp_path.rglob("turned")) and not list(tmp_path.rglob(".resume"))
+    found = json.loads((tmp_path / "out/meta/stats.json").read_text())
+    values = rows_of(tmp_path / "out", "observation.state")
+    assert found["observation.state"]["q99"] == np.percentile(values, 99, axis=0).tolist()

@@ -266,11 +266,11 @@ def _digests(file: Path, clips: tuple[ClipRef, ...]) -> Iterator[tuple[int, int,
 
 
 def _is_whole(clip: ClipRef, fps: float) -> bool:
-    """Whether the clip is its whole file, which holds nothing else, and frame n of it is shown at n / fps."""
+    """Whether the clip is all of a file that starts clean and holds nothing else, frame n shown at n / fps."""
     info = probe(clip.file)
     if clip.start != 0 or clip.count != info.frames:
         return False
-    if info.has_audio or info.tracks > 1 or info.is_turned:  # what no written file has
+    if info.has_audio or info.tracks > 1 or info.is_turned or not info.is_key(0):  # what no written file has
         return False
     times = info.times_s()
     return bool(np.abs(times - np.arange(len(times)) / fps).max() < PTS_TOLERANCE_S / 2)

@@ -14,6 +14,7 @@ import pytest
 
 from stack.dataset.digest import content_digest
 from stack.dataset.read import read_dataset
+from stack.dataset.video import probe
 from stack.prepare import Prepared
 from stack.prepare.direct import preview, request, run
 
@@ -220,3 +221,44 @@ def test_av1_is_copied_there_and_back(make, tmp_path: Path, deliveries: Any) -> 
     assert len(digests) == 1
     info = json.loads((tmp_path / "v30/meta/info.json").read_text())["features"][HEAD]["info"]
     assert info["video.codec"] == "av1"
+
+
+def cut_open(file: Path, pictures: list[np.ndarray], codec: str, options: dict[str, str]) -> None:
+    """Pictures behind a cut of an open GOP: the first one is marked as a key frame and resets no decoder."""
+    long = file.with_suffix(".long.mp4")
+    encode(long, [*reversed(pictures[:4]), *pictures], codec, options, sound=False)
+    with av.open(str(long)) as source, av.open(str(file), "w") as target:
+        old = source.streams.video[0]
+        new = target.add_stream_from_template(old)
+        packets = [packet for packet in source.demux(old) if packet.size]
+        begin = [n for n, packet in enumerate(packets) if packet.is_keyframe][1]
+        start, step = packets[begin].pts, packets[begin].duration
+        kept = [packet for packet in packets[begin:] if packet.pts >= start]  # others need what is cut off
+        for n, packet in enumerate(kept):
+            packet.pts, packet.dts, packet.stream = packet.pts - start, (n - 3) * step, new
+            target.mux(packet)
+    long.unlink()
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx265", {"x265-params": "keyint=4:min-keyint=4:open-gop=1:bframes=2:scenecut=0:log-level=none"}),
+        ("libx264", {"x264-params": "keyint=4:min-keyint=4:open-gop=1:bframes=2:b-adapt=0:scenecut=0"}),
+    ],
+)
+@pytest.mark.parametrize("videos", ["link", "join"])
+def test_a_file_that_starts_in_an_open_gop_is_written_whatever_the_mode(
+    make: Any, deliveries: Any, tmp_path: Path, codec: str, options: dict[str, str], videos: str
+) -> None:
+    source = make("open", 0)
+    file = source / f"videos/chunk-000/{HEAD}/episode_000000.mp4"
+    pictures = [deliveries.paint(deliveries.identity(0, 0, 0, frame), 64, 64) for frame in range(5)]
+    cut_open(file, pictures, codec, options)
+    assert probe(file).frames == 5 and not probe(file).is_key(0)
+    prepared = join([source], tmp_path / "out", videos=videos)
+    assert identities(tmp_path / "out", deliveries) == meant(deliveries, 0)
+    assert any("encoded anew" in note and "episodes 0" in note for note in prepared.notes)
+    first = read_dataset(tmp_path / "out").episodes[0].clips[HEAD]
+    assert probe(first.file).is_key(first.start)
+    assert not first.file.samefile(file)

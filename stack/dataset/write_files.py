@@ -266,7 +266,7 @@ def _digests(file: Path, clips: tuple[ClipRef, ...]) -> Iterator[tuple[int, int,
 
 
 def _is_whole(clip: ClipRef, fps: float) -> bool:
-    """Whether the clip is all of a file that starts clean and holds nothing else, frame n shown at n / fps."""
+    """Whether the clip is all of a file that starts clean and holds no more, frame n shown at n / fps."""
     info = probe(clip.file)
     if clip.start != 0 or clip.count != info.frames:
         return False

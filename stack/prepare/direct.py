@@ -147,15 +147,15 @@ class _Hints:
         if "robot_type: " in error.do:
             options.append("--robot-type NAME")
         ways = [f"add {' '.join(options)}"] if options else []
-        for path, numbers in _EXCLUDED.findall(error.do):
+        excluded = _EXCLUDED.findall(error.do)
+        for number, (path, numbers) in enumerate(excluded, 1):
+            smaller = "SMALLER" if len(excluded) == 1 else f"SMALLER-{number}"
             episodes = numbers.replace('"', "").replace(" ", "")
             if self._is_drop:
                 ways.append(f"give --episodes {episodes}")
             else:
-                ways.append(
-                    f"leave the episodes out first, with `stack drop {path} SMALLER --episodes {episodes}`, "
-                    "and take SMALLER in its place"
-                )
+                drop = f"stack drop {path} {smaller} --episodes {episodes}"
+                ways.append(f"leave the episodes out first, with `{drop}`, and take {smaller} in its place")
         do = f"{'; '.join(ways)}; or write a manifest, which can say more:\n{error.do}" if ways else error.do
         what, where = (text.replace(self._file, COMMAND_LINE) for text in (error.what, error.where))
         if (what, where, do) != (error.what, error.where, error.do):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -166,3 +167,18 @@ def test_a_renamed_row_file_loses_its_episode_with_both_told(
     with pytest.raises(StackError) as caught:
         plan(load(f"sources: [{{path: {root}}}]\n"))
     assert caught.value.id == "prepare-rows-missing" and "episodes 1," in caught.value.what
+
+
+def test_two_sources_get_a_place_of_their_own_each(v21: Path, v30: Path, tmp_path: Path) -> None:
+    lose(v21, [2])
+    lose(v30, [1])
+    is_done, said = stack("merge", v21, v30, tmp_path / "out", "--jobs", 1)
+    assert not is_done
+    told = re.findall(r"`stack drop (\S+) (SMALLER-\d) --episodes (\d+)`", said)
+    assert [(Path(source), episodes) for source, _, episodes in told] == [(v21, "2"), (v30, "1")]
+    assert len({place for _, place, _ in told}) == 2
+    for source, place, episodes in told:
+        assert stack("drop", source, tmp_path / place, "--episodes", episodes, "--jobs", 1)[0]
+    places = [tmp_path / place for _, place, _ in told]
+    assert stack("merge", *places, tmp_path / "out", "--jobs", 1)[0]
+    assert len(read_dataset(tmp_path / "out").episodes) == 8

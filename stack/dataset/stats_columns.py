@@ -193,7 +193,7 @@ def channels_counted(job: ChannelsJob) -> Stats:
 
 def _channels(job: ChannelsJob, first: int, stop: int, rows: int) -> NDArray[Any]:
     """(stop - first, rows), each channel in one run."""
-    dtype = np.dtype(job.files[0].dtype)
+    dtype = np.dtype(next(turned.dtype for turned in job.files if turned.rows))
     channels = np.empty((stop - first, rows), dtype)
     place = 0
     for turned in job.files:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from stack.dataset.stats_pooled import HELD_BYTES_MAX, TURNED_BYTES_MAX, block_s
 from stack.dataset.write_v21 import stats_entries
 from stack.errors import BadRequest, NotAble
 from stack.files import read_json, sha256_file, write_json, write_text
+from stack.scratch import scratch_folder, scratch_place
 
 Log = Callable[[str], None]
 STATE_NAMES = ("observation.state", "state")
@@ -102,17 +101,16 @@ def _turned(dataset: Dataset, vectors: Sequence[Feature], pool: Pool, log: Log) 
     kinds = {feature.name: np.dtype((_kind(feature), feature.shape)) for feature in vectors}
     size = sum(kind.itemsize for kind in kinds.values()) * dataset.frames
     channel = max((kind.base.itemsize for kind in kinds.values()), default=0) * dataset.frames
-    place = _scratch_place()
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(scratch_place()).free
     if not 0 < size <= min(TURNED_BYTES_MAX, free // 2) or channel > HELD_BYTES_MAX:
         return {}
-    with TemporaryDirectory(dir=place, prefix="stack-stats-") as folder:
+    with scratch_folder() as folder:
         log(f"reading {dataset.frames} rows of {len(kinds)} features")
         turning = Turning(
             _pieces(dataset, tuple(vectors), PIECE_BYTES * dataset.frames // size),
             kinds,
             pool,
-            Path(folder) / "turned",
+            folder / "turned",
             is_long=size > PIECE_BYTES,
         )
         turning.go_on()
@@ -132,11 +130,6 @@ def _pieces(
         if rows >= rows_at_least or episode is dataset.episodes[-1]:
             yield _Piece(tuple(together), features), rows
             together, rows = [], 0
-
-
-def _scratch_place() -> str:
-    """/var/tmp before /tmp, which may be memory (file-hierarchy(7)); TMPDIR before both."""
-    return "/var/tmp" if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK) else gettempdir()
 
 
 def _one_by_one(dataset: Dataset, vectors: Sequence[Feature], pool: Pool, log: Log) -> dict[str, Stats]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from stack.cli import cli
 from stack.dataset import stats_columns, stats_pooled
 from stack.errors import StackError
 from stack.prepare.measure import measure
+from stack.scratch import scratch_folder
 
 
 @pytest.fixture
@@ -26,6 +30,36 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setattr("tempfile.tempdir", None)
     return place
+
+
+def test_what_a_killed_call_left_is_removed_by_the_next_one(two: Path, scratch: Path) -> None:
+    """And what another call is just working in stays, as does what belongs to nobody here."""
+    words = [sys.executable, "-c", LEFT]
+    killed = subprocess.run(words, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL
+    left = Path(killed.stdout.strip())
+    assert (left / "turned" / "0-0").is_file() and left.parent == scratch
+    (other := scratch / "somebody-elses").mkdir()
+    measure(two / "a", jobs=1)
+    assert left.is_dir(), "made just now: it may not be held yet"
+    for folder in (left, other):
+        os.utime(folder, (1e9, 1e9))
+    with scratch_folder() as held:
+        os.utime(held, (1e9, 1e9))
+        measure(two / "a", jobs=1)
+        assert held.is_dir() and not left.exists() and other.is_dir()
+    assert not held.exists()
+
+
+LEFT = """
+import os, signal
+from stack.scratch import scratch_folder
+with scratch_folder() as folder:
+    (folder / "turned").mkdir()
+    (folder / "turned" / "0-0").write_bytes(b"1234")
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def rows_of(root: Path, name: str) -> np.ndarray:

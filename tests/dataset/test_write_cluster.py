@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from stack.cli import cli
-from stack.dataset import cluster
+from stack.dataset import cluster, stats_pooled
 from stack.dataset.pool import open_pool
 from stack.dataset.read import read_dataset
 from stack.dataset.selection import select_all
@@ -41,7 +41,13 @@ def address(local_cluster: Any) -> str:
     return str(local_cluster.scheduler_address)
 
 
-def test_workers_of_a_cluster_write_the_same_dataset(delivery: Path, address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("turns", [False, True], ids=["held", "turned on disk"])
+def test_workers_of_a_cluster_write_the_same_dataset(
+    delivery: Path, address: str, tmp_path: Path, turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if turns:
+        monkeypatch.setattr(stats_pooled, "BYTES_A_JOB", 1)
+        monkeypatch.setattr(stats_pooled, "PIECE_BYTES", 100)
     selection = select_all(read_dataset(delivery))
     plan = plan_files(selection, caps=SMALL)
     write_v30(selection, tmp_path / "here", plan=plan, jobs=1)

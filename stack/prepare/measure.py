@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stack.dataset.model import INDEX_FEATURES, Dataset, Episode, Feature
 from stack.dataset.pictures import PictureJob, sample_pictures
 from stack.dataset.pool import Jobs, Pool, open_pool
+from stack.dataset.progress import byte_count
 from stack.dataset.read import read_dataset
 from stack.dataset.rows import column_array, column_names, hold_rows
 from stack.dataset.stats import CameraSample, Stats, camera_stats, sample_camera, vector_stats
@@ -74,7 +75,11 @@ def measure(root: Path, *, jobs: Jobs = None, log: Log = lambda _: None) -> Meas
         else:
             log(f"{feature.name}: {feature.dtype} has no statistics")
     with open_pool(jobs) as pool:
-        found = _turned(dataset, vectors, pool, log) or _one_by_one(dataset, vectors, pool, log)
+        groups, rest = _groups(dataset, vectors)
+        counted = _one_by_one(dataset, rest, pool, log)
+        for group in groups:
+            counted |= _turned(dataset, group, pool, log)
+        found = {feature.name: counted[feature.name] for feature in vectors}
         samples = {name: _samples(dataset, name, pool) for name in dataset.cameras}
     samples = {name: taken for name, taken in samples.items() if taken}
     for name, taken in samples.items():
@@ -96,27 +101,41 @@ class _Piece:
             yield {feature.name: _written(episode, feature) for feature in self.features}
 
 
+def _groups(dataset: Dataset, vectors: Sequence[Feature]) -> tuple[list[list[Feature]], list[Feature]]:
+    """Features that can be laid out anew on disk together, and those that are too large for it alone."""
+    room = min(TURNED_BYTES_MAX, shutil.disk_usage(scratch_place()).free // 2)
+    groups: list[list[Feature]] = []
+    rest: list[Feature] = []
+    left = 0
+    for feature in vectors:
+        size = _row(feature).itemsize * dataset.frames
+        if size > room or _row(feature).base.itemsize * dataset.frames > HELD_BYTES_MAX:
+            rest.append(feature)
+            continue
+        if size > left:
+            groups.append([])
+            left = room
+        groups[-1].append(feature)
+        left -= size
+    return groups, rest
+
+
 def _turned(dataset: Dataset, vectors: Sequence[Feature], pool: Pool, log: Log) -> dict[str, Stats]:
-    """All features from one reading; none where they are too large to be laid out anew on disk."""
-    kinds = {feature.name: np.dtype((_kind(feature), feature.shape)) for feature in vectors}
+    """All these features from one reading."""
+    kinds = {feature.name: _row(feature) for feature in vectors}
     size = sum(kind.itemsize for kind in kinds.values()) * dataset.frames
-    channel = max((kind.base.itemsize for kind in kinds.values()), default=0) * dataset.frames
-    free = shutil.disk_usage(scratch_place()).free
-    if not 0 < size <= min(TURNED_BYTES_MAX, free // 2) or channel > HELD_BYTES_MAX:
-        return {}
     with scratch_folder() as folder:
-        log(f"reading {dataset.frames} rows of {len(kinds)} features")
-        turning = Turning(
-            _pieces(dataset, tuple(vectors), PIECE_BYTES * dataset.frames // size),
-            kinds,
-            pool,
-            folder / "turned",
-            is_long=size > PIECE_BYTES,
-        )
+        log(f"reading {dataset.frames} rows of {', '.join(kinds)}")
+        pieces = _pieces(dataset, tuple(vectors), PIECE_BYTES * dataset.frames // size)
+        turning = Turning(pieces, kinds, pool, folder / "turned", is_long=size > PIECE_BYTES)
         turning.go_on()
-        log(f"counting {size // 10**6} MB of values")
+        log(f"counting {byte_count(size)} of values")
         found = turning.result()
     return {f.name: found[f.name].reshaped(f.shape) if len(f.shape) > 1 else found[f.name] for f in vectors}
+
+
+def _row(feature: Feature) -> np.dtype[Any]:
+    return np.dtype((_kind(feature), feature.shape))
 
 
 def _pieces(

@@ -68,14 +68,15 @@ def rows_of(root: Path, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("room", [0, 8 * 11, 400], ids=["none turned", "narrow ones", "in groups"])
 def test_equal_to_numpy_and_to_each_feature_alone(
-    two: Path, scratch: Path, jobs: int, monkeypatch: pytest.MonkeyPatch
+    two: Path, scratch: Path, jobs: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats_columns, "BLOCK_BYTES", 100)
     monkeypatch.setattr(measure_room, "PIECE_BYTES", 300)
     turned = measure(two / "a", jobs=jobs)
     assert not list(scratch.iterdir())
-    monkeypatch.setattr(measure_room, "TURNED_BYTES_MAX", 0)
+    monkeypatch.setattr(measure_room, "TURNED_BYTES_MAX", room)
     alone = measure(two / "a", jobs=jobs)
     assert list(turned.features) == list(alone.features)
     for name, stats in turned.features.items():
@@ -106,7 +107,7 @@ def test_the_command_tells_what_it_does_and_leaves_nothing(two: Path, scratch: P
     result = CliRunner().invoke(cli, ["stats", str(two / "a"), "--json", str(file), "--jobs", "1"])
     assert result.exit_code == 0, result.output
     frames = len(rows_of(two / "a", "action"))
-    assert f"reading {frames} rows of" in result.output
+    assert f"reading {frames} rows of observation.state, action" in result.output
     assert json.loads(file.read_text())["action"]["count"] == [frames]
     assert not list(scratch.iterdir())
 

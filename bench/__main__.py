@@ -93,7 +93,9 @@ other work keeps the machine busy, processor seconds are the safer figure.
 Linking saves the copying of the videos and the comparison with their sources, which is a small part of
 joining them at this size. What remains is the same: starting Python and its libraries (before anything is
 read), reading, checking and writing all rows, their statistics, a look at a picture of each clip, and
-hashing every byte of the videos for the provenance. That is why the bar of a third is missed here.
+hashing every byte of the videos for the provenance. The row on linking also gives the time of the same
+episodes without any camera: that alone is more than a third of what joining may take, so that no way of
+linking reaches the bar while joining reaches its own.
 
 `python -m bench --only large` measures statistics that do not fit into memory; it takes about half an hour
 and 1 GB of disk.

@@ -143,11 +143,14 @@ def join(bench: Bench) -> None:
     )
     bench.add(Line("the same, memory", f"{ours.peak_mib:.0f} MiB", "", "under 700 MiB", ours.peak_mib < 700))
     link = median(lambda: bench.prepare(halves, "link", videos="link"), 3)
+    bare = [bench.input(f"bare-{n}", Size((300,) * 50, seed=n, cameras=())) for n in (0, 1)]
+    rows = median(lambda: bench.prepare(bare, "bare"), 3)
     bench.add(
         Line(
             "prepare, link",
             f"{link.wall_s:.1f} s, {link.cpu_s:.1f} CPU-s",
-            f"join: {ours.wall_s:.1f} s; {link.wall_s / ours.wall_s:.2f} of it",
+            f"join: {ours.wall_s:.1f} s; {link.wall_s / ours.wall_s:.2f} of it; "
+            f"its rows alone, without any video: {rows.wall_s:.1f} s",
             "a third of join",
             link.wall_s <= ours.wall_s / 3,
         )

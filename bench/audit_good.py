@@ -73,6 +73,7 @@ def encode(
     times: Sequence[int] | None = None,
     gop: int = 5,
     crf: int = 20,
+    **x264: str,
 ) -> None:
     """H.264 with a key frame every `gop` frames; `times` in ticks of 1/(1000 fps) in place of n / fps."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +89,7 @@ def encode(
             "preset": "ultrafast",
             "crf": str(crf),
             "sc_threshold": "0",
+            **x264,
         }
         for number, array in enumerate(pictures):
             frame = av.VideoFrame.from_ndarray(array, format="rgb24")

@@ -1042,6 +1042,14 @@ PLANTS: dict[str, list[Plant]] = {
         plant("v2.1", turned(0, 1, 2, 3), feature=HAND),
         plant("v2.1", turned(1), file=video(HAND, 1), feature=HAND),
     ],
+    "video-open-gop": [
+        plant(
+            "v2.1",
+            encoded(1, gop=8, preset="veryfast", **{"x264-params": "open-gop=1:bframes=3:b-adapt=0"}),
+            file=video(HAND, 1),
+            feature=HAND,
+        ),
+    ],
     "video-several-tracks": [
         plant("v2.1", with_second_track(1), file=video(HAND, 1), feature=HAND),
     ],

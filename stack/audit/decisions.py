@@ -71,6 +71,7 @@ MENDED = frozenset(
         "clip-times-wrong",
         "clip-times-missing",
         "video-codec-differs",
+        "video-open-gop",
         "video-size-differs",
         "camera-without-files",
         "key-frames-far-apart",

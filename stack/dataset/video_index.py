@@ -22,7 +22,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from stack.dataset.video_av1 import HEADER_BYTES_MAX, own_header
-from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo
+from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo, leading_frames
 from stack.dataset.video_open import check_file, demux, open_video, truncated
 from stack.dataset.video_tables import Tables, asks_to_be_turned, read_tables
 from stack.errors import BadRequest
@@ -150,6 +150,7 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
         pts=_evenly(pts),
         extradata=tables.extradata,
         is_turned=tables.is_turned,
+        leading=leading_frames(tables.codec, frames, keys, tables.is_sync),
     )
     packets = PacketTable(frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets)
     return VideoIndex(info, packets, tables.entry, tables.size)
@@ -243,6 +244,7 @@ def _assemble(
         extradata=extradata,
         tracks=len(container.streams.video),
         is_turned=_is_turned(file),
+        leading=leading_frames(codec, table.frames, table.is_key, table.is_sync),
     )
     return VideoIndex(info, table)
 

@@ -86,8 +86,8 @@ class VideoDone:
     clips: tuple[tuple[int, int, str], ...]
 
     def light(self) -> VideoDone:
-        """Without its key frames: nobody asks for those of a finished file, and each episode has some."""
-        return replace(self, info=replace(self.info, key_frames=()))
+        """Without numbers of frames: nobody asks for those of a finished file, and each episode has some."""
+        return replace(self, info=replace(self.info, key_frames=(), leading=()))
 
 
 def timestamps(length: int, fps: float) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
 from stack.dataset.selection import Selected
@@ -18,8 +19,15 @@ def plan_notes(
     selected: Sequence[Selected],
     scans: Sequence[Scan],
     casts: Mapping[str, str],
+    *,
+    is_copied: bool = True,
 ) -> tuple[str, ...]:
-    """In the order of sources and episodes; `casts` is what the manifest asks for, which needs no note."""
+    """In the order of sources and episodes.
+
+    Args:
+        casts: what the manifest asks for, which needs no note.
+        is_copied: whether pictures are copied where they can be.
+    """
     notes = [f"{s.dataset.name}: {text}" for s in sources for _, text in s.dataset.notes]
     derived: dict[tuple[str, str], list[int]] = {}
     for item, scan in zip(selected, scans, strict=True):
@@ -29,6 +37,7 @@ def plan_notes(
         notes.append(f"{name}: {text} in episodes {ranges(episodes)}; it is derived")
     notes += _coarse_notes(selected, scans, casts)
     notes += _cut_notes(sources, selected, scans)
+    notes += _open_notes(selected, scans) if is_copied else []
     notes += _statistics_notes(selected, scans)
     for source in sources:
         if source.restamped_s is not None:
@@ -50,6 +59,28 @@ def _coarse_notes(selected: Sequence[Selected], scans: Sequence[Scan], casts: Ma
         f"{name}: {feature} loses detail as float32 in episodes {ranges(episode for episode, _ in told)} "
         f"(the first: {told[0][1]}); cast: {{{feature}: float64}} keeps it"
         for (name, feature), told in sorted(coarse.items())
+    ]
+
+
+def _open_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str]:
+    """Copied clips with pictures that lerobot cannot fetch."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for item, scan in zip(selected, scans, strict=True):
+        for camera, info in scan.videos.items():
+            clip, anew = item.episode.clips[camera], scan.anew.get(camera)
+            if anew is not None and anew.pictures == anew.of:
+                continue
+            last = bisect_left(info.leading, clip.start + clip.count)
+            count = last - bisect_left(info.leading, clip.start)
+            if count:
+                told = found.setdefault((item.recipe, camera), [])
+                told.append((item.episode.origin.episode, count))
+    return [
+        f"{name}: {camera} has open groups of pictures in episodes {ranges(episode for episode, _ in told)}: "
+        f"{sum(count for _, count in told)} pictures are built from what is before the key frame that a "
+        "loader seeks to, so lerobot cannot fetch them and stops; they are copied as they are. videos: "
+        "transcode writes pictures that can be fetched (`stack audit`: video-open-gop)"
+        for (name, camera), told in sorted(found.items())
     ]
 
 

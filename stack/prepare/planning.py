@@ -108,7 +108,10 @@ def plan(
     infos |= {entry.info.file: entry.info for entry in filled}
     selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
     # File names that are not UTF-8 can be told, and printed, only as escapes.
-    told = (*plan_notes(sources, selected, scans, manifest.cast), *left_out_notes(selected, scans))
+    told = (
+        *plan_notes(sources, selected, scans, manifest.cast, is_copied=mode != "transcode"),
+        *left_out_notes(selected, scans),
+    )
     notes = tuple(text.encode(errors="backslashreplace").decode() for text in told)
     made = Plan(
         manifest.name,

@@ -15,6 +15,7 @@ import pytest
 from stack.dataset.digest import content_digest
 from stack.dataset.read import read_dataset
 from stack.dataset.video import probe
+from stack.manifests import DatasetManifest, Loaded
 from stack.prepare import Prepared
 from stack.prepare.direct import preview, request, run
 
@@ -262,3 +263,47 @@ def test_a_file_that_starts_in_an_open_gop_is_written_whatever_the_mode(
     first = read_dataset(tmp_path / "out").episodes[0].clips[HEAD]
     assert probe(first.file).is_key(first.start)
     assert not first.file.samefile(file)
+
+
+def cannot_seek(file: Path) -> list[int]:
+    """Frames that are not shown when decoding begins at the key frame before them."""
+    with av.open(str(file)) as container:
+        stream = container.streams.video[0]
+        ticks = round(1 / FPS / stream.time_base)
+        count, lost = sum(1 for packet in container.demux(stream) if packet.size), []
+        for number in range(count):
+            container.seek(number * ticks, stream=stream, backward=True)
+            shown = next((f for f in container.decode(stream) if f.pts >= number * ticks), None)
+            if shown is None or shown.pts != number * ticks:
+                lost.append(number)
+    return lost
+
+
+OPEN = {"x265-params": "keyint=3:min-keyint=3:open-gop=1:bframes=2:b-adapt=0:scenecut=0:log-level=none"}
+
+
+@pytest.mark.parametrize("videos", ["join", "link", "transcode"])
+def test_pictures_that_lerobot_cannot_fetch_are_told_where_they_are_copied(
+    make: Any, deliveries: Any, tmp_path: Path, videos: str
+) -> None:
+    source, plain = make("open", 0, codec="libx265", **OPEN), make("plain", 1, g="2")
+    lost = [len(cannot_seek(file)) for file in sorted((source / "videos").rglob("*.mp4"))]
+    assert all(lost)
+    prepared = join([source, plain], tmp_path / "out", videos=videos)
+    told = [note for note in prepared.notes if "open groups of pictures" in note]
+    written = sum(len(cannot_seek(file)) for file in sorted((tmp_path / "out/videos").rglob("*.mp4")))
+    if videos == "transcode":
+        assert told == [] and written == 0
+        return
+    assert written == sum(lost)
+    [note] = told
+    assert note.startswith(f"open: {HEAD} has open groups of pictures in episodes 0-1: {sum(lost)} pictures ")
+    assert "videos: transcode" in note
+    assert identities(tmp_path / "out", deliveries) == meant(deliveries, 0, 1)
+    # One episode of two: those of the other are not counted.
+    source_of_one = {"path": str(source), "keep_episodes": [1]}
+    asked = {"schema": "stack/dataset/1", "name": "one", "sources": [source_of_one]}
+    loaded = Loaded(DatasetManifest.model_validate(asked), tmp_path / "one.yaml", allow_outside=True)
+    assert f"open groups of pictures in episodes 1: {lost[1]} pictures " in preview(
+        loaded, videos=videos, jobs=1
+    )

@@ -73,6 +73,16 @@ KEYS_FAR = kind(
     consequence="one random picture costs the decoding of all frames since the last key frame: slow loading",
     mend="transcode with a key frame every 2 frames if loading limits the training",
 )
+OPEN = kind(
+    "video-open-gop",
+    "error",
+    "video",
+    title="pictures cannot be fetched one by one: groups of pictures are open",
+    consequence="lerobot seeks to the key frame before the picture that it wants; these are built from "
+    "pictures before that key frame, so it gets another one and stops: at a random step of the training",
+    mend="`stack prepare` with `videos: transcode`; by hand, with closed groups: "
+    "`ffmpeg -i IN.mp4 -c:v libx264 -g 2 -bf 0 -crf 18 OUT.mp4`",
+)
 TURNED = kind(
     "video-turned",
     "warning",
@@ -242,6 +252,21 @@ def video_times(case: Case) -> Iterator[Fault]:
 
 def _off(times: NDArray[np.float64], fps: float) -> NDArray[np.float64]:
     return np.asarray(np.abs(times - times[0] - np.arange(len(times)) / fps))
+
+
+@check("groups of pictures", OPEN)
+def video_groups(case: Case) -> Iterator[Fault]:
+    for camera, file, video in _each(case):
+        if not video.leading:
+            continue
+        frame = video.leading[0]
+        yield OPEN.fault(
+            f"{len(video.leading)} of {video.frames} frames of {file} are built from pictures before the key "
+            f"frame that a decoder begins at, the first of them frame {frame}",
+            where=Place(file, frame=frame, feature=camera),
+            count=len(video.leading),
+            data={"frames": list(video.leading[:50])},
+        )
 
 
 @check("distance of key frames", KEYS_FAR)

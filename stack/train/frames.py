@@ -22,6 +22,7 @@ from stack.errors import WorkFailed
 OPEN_FILES = 16
 # Where the frame asked for is so little ahead of the last one, decoding on is cheaper than a seek.
 DECODE_ON_S = 0.3
+BACK_S = 0.5  # to an earlier key frame; twice as far each time
 
 
 @dataclass
@@ -37,6 +38,8 @@ class _Open:
 
 class FrameReader:
     """Stands in for lerobot's `decode_video_frames`, with the same result, bit by bit.
+
+    In open groups of pictures it gives those that lerobot's cannot fetch, too.
 
     Args:
         open_files: at most so many videos are kept open in a process.
@@ -117,8 +120,7 @@ class FrameReader:
         base = video.stream.time_base
         at = None if video.last is None else float(video.last.pts * base)
         if at is None or not at <= seconds <= at + DECODE_ON_S:
-            video.container.seek(max(0, round(seconds / base) - 1), backward=True, stream=video.stream)
-            video.pictures, video.last = video.container.decode(video.stream), None
+            _seek(video, seconds, tolerance_s)
         before = video.last
         picture = before
         while picture is None or float(picture.pts * base) < seconds:
@@ -139,3 +141,20 @@ class FrameReader:
                 where=path,
             )
         return best.to_ndarray(format="rgb24")
+
+
+def _seek(video: _Open, seconds: float, tolerance_s: float) -> None:
+    """Go to a key frame that decoding can begin at for the picture at a time.
+
+    That is not always the nearest one: in an open group of pictures the first ones that are shown are built
+    from what is before the key frame, and a decoder that begins at it leaves them out.
+    """
+    base, back_s = video.stream.time_base, 0.0
+    while True:
+        begin = max(0, round((seconds - back_s) / base) - 1)
+        video.container.seek(begin, backward=True, stream=video.stream)
+        video.pictures = video.container.decode(video.stream)
+        video.last = next((p for p in video.pictures if p.pts is not None), None)
+        if begin == 0 or video.last is None or float(video.last.pts * base) < seconds + tolerance_s:
+            return
+        back_s = max(2 * back_s, BACK_S)

@@ -79,7 +79,8 @@ OPEN = kind(
     "video",
     title="pictures cannot be fetched one by one: groups of pictures are open",
     consequence="lerobot seeks to the key frame before the picture that it wants; these are built from "
-    "pictures before that key frame, so it gets another one and stops: at a random step of the training",
+    "pictures before that key frame, so it gets another one and stops, at a random step of the training; "
+    "`stack train` goes back further and reads them, slowly",
     mend="`stack prepare` with `videos: transcode`; by hand, with closed groups: "
     "`ffmpeg -i IN.mp4 -c:v libx264 -g 2 -bf 0 -crf 18 OUT.mp4`",
 )

@@ -188,35 +188,42 @@ def assemble(selected: Selected, recipe: Recipe, features: Mapping[str, Feature]
             source = group[0].feature
             columns[name] = picture_column(table.column(source.name), episode, source)
             continue
-        parts = []
+        parts: list[NDArray[Any]] = []
         for take in group:
             column = table.column(take.feature.name)
             values = decode_column(column, episode, take.feature, as_stored=True)
             flat = values.reshape(episode.length, -1)
-            parts.append(flat if take.channels is None else flat[:, list(take.channels)])
+            taken = flat if take.channels is None else flat[:, list(take.channels)]
+            # One by one: what they have in common may hold less than what is written.
+            parts.append(_cast(taken, features[name], episode, sum(part.shape[1] for part in parts)))
         joined = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-        joined = _cast(joined, features[name], episode)
         shape = features[name].shape
         columns[name] = joined[:, 0] if shape == (1,) else joined.reshape(episode.length, *shape)
     return columns
 
 
-def _cast(values: NDArray[Any], feature: Feature, episode: Episode) -> NDArray[Any]:
-    """To the written dtype; integers and booleans must be able to hold every value."""
+def _cast(values: NDArray[Any], feature: Feature, episode: Episode, first: int) -> NDArray[Any]:
+    """To the written dtype; integers and booleans must be able to hold every value.
+
+    Args:
+        values: (L, D), channels `first` and following of `feature`.
+    """
     kind = np.dtype(feature.dtype)
     if kind.kind == "f":
         with np.errstate(over="ignore"):
             return values.astype(kind, copy=False)
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
-    fits = (values >= low) & (values <= high)
     if values.dtype.kind == "f":
-        fits &= values == np.round(values)
+        # A float has no number such as 2**31 - 1 and would take the next one for it; powers of two it has.
+        fits = (values >= np.float64(low)) & (values < np.float64(high + 1)) & (values == np.round(values))
+    else:
+        fits = (values >= low) & (values <= high)
     if not fits.all():
         frame, channel = (int(i) for i in np.argwhere(~fits)[0])
         raise BadRequest(
             "rows-cast-lossy",
-            f"{feature.name} holds {values[frame, channel]} at frame {frame}, channel {channel}, which "
-            f"{feature.dtype} cannot hold; {int((~fits).sum())} such values are in this episode",
+            f"{feature.name} holds {values[frame, channel]} at frame {frame}, channel {first + channel}, "
+            f"which {feature.dtype} cannot hold; {int((~fits).sum())} such values are in this episode",
             where=f"{episode.rows.file}, episode {episode.origin.episode}",
             do=f"write {feature.name} in another dtype (cast), or leave it out",
         )

@@ -206,7 +206,12 @@ def _common_dtype(name: str, parts: Mapping[str, Part], where: str, problems: Pr
             )
         )
         return flat[0]
-    return flat[0] if "text" in kinds else np.result_type(*(np.dtype(d) for d in flat)).name
+    if "text" in kinds:
+        return flat[0]
+    common = np.result_type(*(np.dtype(d) for d in flat))
+    # NumPy goes to float64 for int64 with uint64, which lose their last digits by it; rows of uint64 beyond
+    # int64 are refused where they are read.
+    return "int64" if common.kind == "f" and kinds <= {"i", "u"} else common.name
 
 
 def _raw_differences(name: str, parts: Mapping[str, Part]) -> list[Reconciled]:

@@ -1049,6 +1049,7 @@ PLANTS: dict[str, list[Plant]] = {
             file=video(HAND, 1),
             feature=HAND,
         ),
+        plant("v2.1", encoded(1, gop=8, **{"intra-refresh": "1"}), file=video(HAND, 1), feature=HAND),
     ],
     "video-several-tracks": [
         plant("v2.1", with_second_track(1), file=video(HAND, 1), feature=HAND),

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-SPS, PPS = 7, 8
+SEI, SPS, PPS = 6, 7, 8
+RECOVERY_POINT = 6  # payloadType
 SLICES = (1, 2, 5)  # coded slice, data partition A, coded slice of an IDR picture
 NOT_IN_SAMPLES = (6, 7, 8, 9)  # messages, parameter sets, delimiters
 SPS_NUMBERS = 32
@@ -122,6 +123,37 @@ def units_in(payload: bytes, length_size: int) -> Iterator[bytes]:
         end = at + length_size + int.from_bytes(payload[at : at + length_size], "big")
         yield payload[at + length_size : end]
         at = end
+
+
+def recovery_frames(payload: bytes, length_size: int) -> int:
+    """recovery_frame_cnt of a packet's recovery point message (ITU-T H.264 D.2.8); 0 where it has none.
+
+    So many frames from this one on are not right yet when decoding begins here: they are refreshed part by
+    part, as cameras for streaming do in place of key frames.
+    """
+    for unit in units_in(payload, length_size):
+        kind_of_unit = unit[0] & 0x1F if unit else 0  # empty in a damaged packet
+        if kind_of_unit in SLICES:
+            break
+        if kind_of_unit == SEI:
+            body, at = unit[1:].replace(b"\x00\x00\x03", b"\x00\x00"), 0
+            while at + 2 < len(body):
+                kind, at = _sum_of_bytes(body, at)
+                size, at = _sum_of_bytes(body, at)
+                if kind == RECOVERY_POINT:
+                    return next(_numbers(body[at : at + size]), 0)
+                at += size
+    return 0
+
+
+def _sum_of_bytes(body: bytes, at: int) -> tuple[int, int]:
+    """A message's type or size, coded as bytes of 255 and a smaller one, and where it ends."""
+    total = 0
+    while at < len(body):
+        total, at = total + body[at], at + 1
+        if body[at - 1] != 0xFF:
+            break
+    return total, at
 
 
 def used_pps(payload: bytes, length_size: int) -> set[int]:

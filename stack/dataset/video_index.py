@@ -22,7 +22,8 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from stack.dataset.video_av1 import HEADER_BYTES_MAX, own_header
-from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo, leading_frames
+from stack.dataset.video_leading import begins_refresh, leading_frames
+from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo
 from stack.dataset.video_open import check_file, demux, open_video, truncated
 from stack.dataset.video_tables import Tables, asks_to_be_turned, read_tables
 from stack.errors import BadRequest
@@ -102,7 +103,7 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
                 return None
             keys = tables.is_sync.copy()
             synced = np.flatnonzero(keys)
-            header = _first_header(tables, data, synced)
+            header, refreshed = _first_header(tables, data, synced), set[int]()
             for first in range(0, len(synced), KEYS_AT_ONCE):
                 some = synced[first : first + KEYS_AT_ONCE]
                 places = list(zip(tables.offsets[some].tolist(), tables.sizes[some].tolist(), strict=True))
@@ -112,12 +113,18 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
                 ]
                 if header and any(data[at : at + len(header)] != header for at, _ in places):
                     header = b""
+                refreshed |= {
+                    number
+                    for number, (at, size) in zip(some.tolist(), places, strict=True)
+                    if not keys[number]
+                    and begins_refresh(tables.codec, tables.extradata, data[at : at + size])
+                }
                 if hasattr(data, "madvise"):  # else all of a long file would come to lie in memory
                     data.madvise(mmap.MADV_DONTNEED)
     except (OSError, ValueError):  # a file system that maps nothing into memory, or a file that just went
         return None
     looks = _KNOWN_LOOKS.get(tables.entry) or _open_for_looks(file, tables.entry)
-    return replace(_index_of(file, tables, looks, keys), header=header)
+    return replace(_index_of(file, tables, looks, keys, refreshed), header=header)
 
 
 def _first_header(tables: Tables, data: Any, synced: NDArray[np.int64]) -> bytes:
@@ -127,7 +134,9 @@ def _first_header(tables: Tables, data: Any, synced: NDArray[np.int64]) -> bytes
     return own_header(data[at : at + min(size, HEADER_BYTES_MAX)])
 
 
-def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]) -> VideoIndex:
+def _index_of(
+    file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_], refreshed: set[int]
+) -> VideoIndex:
     order = np.argsort(tables.pts, kind="stable")  # nearly in order
     frames = np.empty(len(order), dtype=np.int64)
     frames[order] = np.arange(len(order))
@@ -150,7 +159,7 @@ def _index_of(file: Path, tables: Tables, looks: _Looks, keys: NDArray[np.bool_]
         pts=_evenly(pts),
         extradata=tables.extradata,
         is_turned=tables.is_turned,
-        leading=leading_frames(tables.codec, frames, keys, tables.is_sync),
+        leading=leading_frames(tables.codec, frames, keys, tables.is_sync, refreshed),
     )
     packets = PacketTable(frames, tables.pts, tables.dts, tables.sizes, keys, tables.is_sync, tables.offsets)
     return VideoIndex(info, packets, tables.entry, tables.size)
@@ -184,6 +193,7 @@ def index_by_demuxing(file: Path) -> VideoIndex:
         extradata = bytes(stream.codec_context.extradata or b"")
         codec = stream.codec_context.codec.canonical_name
         packets: list[tuple[int, int, int, bool, bool]] = []
+        refreshed: set[int] = set()
         for packet in demux(container, stream, file):
             if packet.is_corrupt:
                 raise truncated(file, f"packet {len(packets)} is cut off")
@@ -194,8 +204,10 @@ def index_by_demuxing(file: Path) -> VideoIndex:
                     "video-no-times", f"packet {len(packets)} has no time stamp", where=str(file), do=_REWRAP
                 )
             is_key = packet.is_keyframe and starts_clean(codec, extradata, packet)
+            if packet.is_keyframe and not is_key and begins_refresh(codec, extradata, bytes(packet)):
+                refreshed.add(len(packets))
             packets.append((packet.pts, packet.dts, packet.size, is_key, packet.is_keyframe))
-        return _assemble(file, container, stream, codec, extradata, packets)
+        return _assemble(file, container, stream, codec, extradata, packets, refreshed)
 
 
 _REWRAP = "re-wrap or record the file again; it cannot be addressed by frame"
@@ -208,6 +220,7 @@ def _assemble(
     codec: str,
     extradata: bytes,
     packets: list[tuple[int, int, int, bool, bool]],
+    refreshed: set[int],
 ) -> VideoIndex:
     if not packets:
         raise BadRequest("video-no-frames", "the video holds no frame", where=str(file), do="record it again")
@@ -244,7 +257,7 @@ def _assemble(
         extradata=extradata,
         tracks=len(container.streams.video),
         is_turned=_is_turned(file),
-        leading=leading_frames(codec, table.frames, table.is_key, table.is_sync),
+        leading=leading_frames(codec, table.frames, table.is_key, table.is_sync, refreshed),
     )
     return VideoIndex(info, table)
 

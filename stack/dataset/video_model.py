@@ -37,9 +37,8 @@ class VideoInfo:
         tracks: how many video tracks the file holds; all else is said of the first.
         is_turned: whether it asks to be shown turned, mirrored or stretched. Pictures are as stored all the
             same, as lerobot's decoders gave them until torchcodec 0.11.
-        leading: frames that come behind a picture which the file marks as a key frame, are shown before it,
-            and are built from what is before both (an open group of pictures): who seeks to that key frame,
-            as loaders do, cannot show them. Ascending.
+        leading: frames that cannot be shown by who seeks to the last picture before them that the file marks
+            as a key frame, as loaders do, for they are built from what is before both. Ascending.
     """
 
     file: Path
@@ -114,25 +113,6 @@ class PacketTable:
 
     def __len__(self) -> int:
         return len(self.frames)
-
-
-def leading_frames(
-    codec: str, frames: NDArray[np.int64], is_key: NDArray[np.bool_], is_sync: NDArray[np.bool_]
-) -> tuple[int, ...]:
-    """`VideoInfo.leading` from columns of a `PacketTable`.
-
-    H.264 has no such picture behind an IDR one. In HEVC what leads an IDR or BLA picture may need only that
-    (RADL, ITU-T H.265 3.111). Other codecs tell no such kinds apart: what leads is taken to need more.
-    """
-    synced = np.flatnonzero(is_sync)
-    if not len(synced):
-        return ()
-    last = np.searchsorted(synced, np.arange(len(frames)), side="right") - 1
-    behind = synced[np.maximum(last, 0)]
-    leads = (last >= 0) & (frames < frames[behind])
-    if codec == "hevc":
-        leads &= ~is_key[behind]
-    return tuple(np.sort(frames[leads]).tolist())
 
 
 _COLUMNS = ("frames", "pts", "dts", "sizes", "is_key", "is_sync", "offsets")

@@ -65,12 +65,14 @@ class Anew:
     Attributes:
         why: of the first ones.
         can_splice: whether the file lets such pictures stand beside copied ones.
+        copied: the file's frames, from and to (half-open), that are copied.
     """
 
     pictures: int
     of: int
     why: str
     can_splice: bool
+    copied: tuple[int, int]
 
 
 def check_clip(clip: ClipRef) -> VideoIndex:
@@ -159,9 +161,10 @@ def encoded_anew(clip: ClipRef) -> Anew | None:
     if not anew:
         return None
     pictures = sum(segment.count for segment in anew)
+    copied = next(((s.start, s.stop) for s in segments if s.encode is None), (clip.start, clip.start))
     index = segments[0].index
     is_spliced = can_splice(index.info) or can_lead(index)
-    return Anew(pictures, clip.count, anew[0].encode or "", is_spliced)
+    return Anew(pictures, clip.count, anew[0].encode or "", is_spliced, copied)
 
 
 def can_splice(info: VideoInfo) -> bool:

@@ -68,17 +68,15 @@ def _open_notes(selected: Sequence[Selected], scans: Sequence[Scan]) -> list[str
     for item, scan in zip(selected, scans, strict=True):
         for camera, info in scan.videos.items():
             clip, anew = item.episode.clips[camera], scan.anew.get(camera)
-            if anew is not None and anew.pictures == anew.of:
-                continue
-            last = bisect_left(info.leading, clip.start + clip.count)
-            count = last - bisect_left(info.leading, clip.start)
+            start, stop = (clip.start, clip.start + clip.count) if anew is None else anew.copied
+            count = bisect_left(info.leading, stop) - bisect_left(info.leading, start)
             if count:
                 told = found.setdefault((item.recipe, camera), [])
                 told.append((item.episode.origin.episode, count))
     return [
         f"{name}: {camera} has open groups of pictures in episodes {ranges(episode for episode, _ in told)}: "
         f"{sum(count for _, count in told)} pictures are built from what is before the key frame that a "
-        "loader seeks to, so lerobot cannot fetch them and stops; they are copied as they are. videos: "
+        "loader seeks to, so lerobot stops at them or gets wrong ones; they are copied as they are. videos: "
         "transcode writes pictures that can be fetched (`stack audit`: video-open-gop)"
         for (name, camera), told in sorted(found.items())
     ]

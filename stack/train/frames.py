@@ -147,7 +147,8 @@ def _seek(video: _Open, seconds: float, tolerance_s: float) -> None:
     """Go to a key frame that decoding can begin at for the picture at a time.
 
     That is not always the nearest one: in an open group of pictures the first ones that are shown are built
-    from what is before the key frame, and a decoder that begins at it leaves them out.
+    from what is before the key frame, and a decoder that begins at it leaves them out; where pictures are
+    refreshed part by part it begins with one that is no key frame, and that may still be wrong.
     """
     base, back_s = video.stream.time_base, 0.0
     while True:
@@ -155,6 +156,8 @@ def _seek(video: _Open, seconds: float, tolerance_s: float) -> None:
         video.container.seek(begin, backward=True, stream=video.stream)
         video.pictures = video.container.decode(video.stream)
         video.last = next((p for p in video.pictures if p.pts is not None), None)
-        if begin == 0 or video.last is None or float(video.last.pts * base) < seconds + tolerance_s:
+        first = video.last
+        is_sound = first is not None and first.key_frame and float(first.pts * base) < seconds + tolerance_s
+        if is_sound or begin == 0:
             return
         back_s = max(2 * back_s, BACK_S)

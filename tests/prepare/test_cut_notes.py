@@ -48,7 +48,9 @@ NOTE = re.compile(
 )
 
 
-def encode(file: Path, pictures: list[np.ndarray], codec: str, options: dict[str, str]) -> None:
+def encode(
+    file: Path, pictures: list[np.ndarray], codec: str, options: dict[str, str], keys: tuple[int, ...] = ()
+) -> None:
     with av.open(str(file), "w", format="mp4") as container:
         stream = container.add_stream(codec, rate=FPS, options=options)
         stream.height, stream.width = pictures[0].shape[:2]
@@ -58,6 +60,7 @@ def encode(file: Path, pictures: list[np.ndarray], codec: str, options: dict[str
         for number, picture in enumerate(pictures):
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, FPS)
+            frame.pict_type = PictureType.I if number in keys else PictureType.NONE
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
 
@@ -69,7 +72,9 @@ def payloads(file: Path) -> list[bytes]:
     return [payload for _, payload in sorted(packets)]
 
 
-def packed(root: Path, deliveries: Any, codec: str, options: dict[str, str]) -> Path:
+def packed(
+    root: Path, deliveries: Any, codec: str, options: dict[str, str], keys: tuple[int, ...] = ()
+) -> Path:
     """A v3.0 dataset of five episodes whose head pictures are one stream, encoded in one go."""
     from stack.manifests import DatasetManifest, Loaded
 
@@ -83,7 +88,7 @@ def packed(root: Path, deliveries: Any, codec: str, options: dict[str, str]) -> 
         for frame in range(length)
     ]
     [file] = (root / "src/videos" / HEAD).rglob("*.mp4")
-    encode(file, pictures, codec, options)
+    encode(file, pictures, codec, options, keys)
     return root / "src"
 
 
@@ -226,3 +231,21 @@ def test_counting_opens_no_file_again(tmp_path: Path, name: str) -> None:
     anew = encoded_anew(clip)
     assert anew is not None
     assert 0 < anew.pictures <= anew.of == 11
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize("keys", [(14,), (9, 14, 26), ()])
+def test_open_groups_are_counted_among_copied_pictures_only(
+    load, tmp_path: Path, deliveries, version: str, keys: tuple[int, ...]
+) -> None:
+    """Open groups of three pictures all over the file, and few places from which a clip can be copied."""
+    x264 = "keyint=3:min-keyint=3:scenecut=0:bframes=2:b-adapt=0:open-gop=1"
+    source = packed(tmp_path, deliveries, "libx264", {"forced-idr": "1", "x264-params": x264}, keys)
+    [file] = (source / "videos" / HEAD).rglob("*.mp4")
+    assert probe(file).key_frames == (0, *keys)
+    manifest = load(f"version: {version}\nsources: [{{path: {source}}}]")
+    notes = [n for n in prepare(manifest, out=tmp_path / "out", jobs=1).notes if "open groups" in n]
+    written = sum(len(probe(file).leading) for file in (tmp_path / "out/videos").rglob("*.mp4"))
+    told = [int(count) for note in notes for count in re.findall(r": (\d+) pictures", note)]
+    assert 0 < written < len(probe(file).leading)
+    assert told == [written]

@@ -76,6 +76,7 @@ def test_every_frame_is_lerobots_in_any_order(videos: dict[str, Path], name: str
         ("libx264", {"x264-params": "keyint=20:min-keyint=20:scenecut=0:bframes=3:b-adapt=0:open-gop=1"}),
         ("libx265", {"x265-params": "keyint=20:min-keyint=20:scenecut=0:bframes=4:log-level=none"}),
         ("mpeg4", {"g": "12", "bf": "2", "b": "4000000"}),
+        ("libx264", {"x264-params": "keyint=12:intra-refresh=1:scenecut=0:bframes=0"}),
     ],
 )
 def test_open_groups_of_pictures_are_read_whole_in_any_order(

@@ -79,8 +79,8 @@ OPEN = kind(
     "video",
     title="pictures cannot be fetched one by one: groups of pictures are open",
     consequence="lerobot seeks to the key frame before the picture that it wants; these are built from "
-    "pictures before that key frame, so it gets another one and stops, at a random step of the training; "
-    "`stack train` goes back further and reads them, slowly",
+    "pictures before that key frame, or refreshed part by part from there on, so it gets another picture and "
+    "stops, or a wrong one, at a random step of the training; `stack train` goes back further, slowly",
     mend="`stack prepare` with `videos: transcode`; by hand, with closed groups: "
     "`ffmpeg -i IN.mp4 -c:v libx264 -g 2 -bf 0 -crf 18 OUT.mp4`",
 )
@@ -263,7 +263,7 @@ def video_groups(case: Case) -> Iterator[Fault]:
         frame = video.leading[0]
         yield OPEN.fault(
             f"{len(video.leading)} of {video.frames} frames of {file} are built from pictures before the key "
-            f"frame that a decoder begins at, the first of them frame {frame}",
+            f"frame that a loader begins at, the first of them frame {frame}",
             where=Place(file, frame=frame, feature=camera),
             count=len(video.leading),
             data={"frames": list(video.leading[:50])},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -17,12 +16,11 @@ from typing import Any
 
 import numpy as np
 from av.container import InputContainer
-from av.packet import Packet
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from stack.dataset.video_av1 import HEADER_BYTES_MAX, own_header
-from stack.dataset.video_leading import begins_refresh, leading_frames
+from stack.dataset.video_keys import begins_refresh, leading_frames, starts_clean, starts_clean_at
 from stack.dataset.video_model import PacketTable, Stamp, VideoIndex, VideoInfo
 from stack.dataset.video_open import check_file, demux, open_video, truncated
 from stack.dataset.video_tables import Tables, asks_to_be_turned, read_tables
@@ -113,12 +111,10 @@ def _index_from_tables(file: Path) -> VideoIndex | None:
                 ]
                 if header and any(data[at : at + len(header)] != header for at, _ in places):
                     header = b""
-                refreshed |= {
-                    number
-                    for number, (at, size) in zip(some.tolist(), places, strict=True)
-                    if not keys[number]
-                    and begins_refresh(tables.codec, tables.extradata, data[at : at + size])
-                }
+                for number in some[~keys[some]].tolist():
+                    payload = data[tables.offsets[number] : tables.offsets[number] + tables.sizes[number]]
+                    if begins_refresh(tables.codec, tables.extradata, payload):
+                        refreshed.add(number)
                 if hasattr(data, "madvise"):  # else all of a long file would come to lie in memory
                     data.madvise(mmap.MADV_DONTNEED)
     except (OSError, ValueError):  # a file system that maps nothing into memory, or a file that just went
@@ -287,41 +283,6 @@ def _rate(claimed: Fraction | None, time_base: Fraction, count: int, ends: tuple
             return Fraction(claimed)
         return exact
     return Fraction(claimed or 0)
-
-
-def starts_clean(codec: str, extradata: bytes, packet: Packet) -> bool:
-    """Whether decoding can start at this key packet whatever came before it.
-
-    H.264 and HEVC also mark open-GOP pictures as key frames; only IDR (H.264 NAL type 5) and IDR or BLA
-    pictures (HEVC NAL types 16 to 20) reset the decoder (ITU-T H.264 7.4.1.2.4, H.265 7.4.2.2).
-    """
-    payload = bytes(packet)
-    return starts_clean_at(codec, extradata, payload, 0, len(payload))
-
-
-def starts_clean_at(codec: str, extradata: bytes, payload: Any, at: int, end: int) -> bool:
-    """As `starts_clean`, of a packet that lies at bytes `at` to `end`."""
-    if codec == "h264" and len(extradata) > 6 and extradata[0] == 1:
-        length_size = (extradata[4] & 3) + 1
-        while at + length_size < end:  # as `_unit_heads`, for the most frequent codec
-            head = at + length_size
-            if payload[head] & 0x1F == 5:
-                return True
-            at = head + int.from_bytes(payload[at:head], "big")
-        return False
-    if codec == "hevc" and len(extradata) > 22 and extradata[0] == 1:
-        heads = _unit_heads(payload, at, end, (extradata[21] & 3) + 1)
-        return any((unit >> 1) & 0x3F in range(16, 21) for unit in heads)
-    return True
-
-
-def _unit_heads(payload: Any, at: int, end: int, length_size: int) -> Iterator[int]:
-    """First byte of each NAL unit of a length-prefixed packet (ISO/IEC 14496-15)."""
-    while at + length_size < end:
-        length = int.from_bytes(payload[at : at + length_size], "big")
-        at += length_size
-        yield payload[at]
-        at += length
 
 
 def describe_extradata(extradata: bytes) -> str:

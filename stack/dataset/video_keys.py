@@ -1,13 +1,50 @@
-"""Pictures that cannot be shown by who begins to decode at the key frame before them."""
+"""Where decoding can begin, and which pictures cannot be shown by who begins at the key frame before them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
+from av.packet import Packet
 from numpy.typing import NDArray
 
 from stack.dataset.video_h264 import recovery_frames
+
+
+def starts_clean(codec: str, extradata: bytes, packet: Packet) -> bool:
+    """Whether decoding can start at this key packet whatever came before it.
+
+    H.264 and HEVC also mark open-GOP pictures as key frames; only IDR (H.264 NAL type 5) and IDR or BLA
+    pictures (HEVC NAL types 16 to 20) reset the decoder (ITU-T H.264 7.4.1.2.4, H.265 7.4.2.2).
+    """
+    payload = bytes(packet)
+    return starts_clean_at(codec, extradata, payload, 0, len(payload))
+
+
+def starts_clean_at(codec: str, extradata: bytes, payload: Any, at: int, end: int) -> bool:
+    """As `starts_clean`, of a packet that lies at bytes `at` to `end`."""
+    if codec == "h264" and len(extradata) > 6 and extradata[0] == 1:
+        length_size = (extradata[4] & 3) + 1
+        while at + length_size < end:  # as `_unit_heads`, for the most frequent codec
+            head = at + length_size
+            if payload[head] & 0x1F == 5:
+                return True
+            at = head + int.from_bytes(payload[at:head], "big")
+        return False
+    if codec == "hevc" and len(extradata) > 22 and extradata[0] == 1:
+        heads = _unit_heads(payload, at, end, (extradata[21] & 3) + 1)
+        return any((unit >> 1) & 0x3F in range(16, 21) for unit in heads)
+    return True
+
+
+def _unit_heads(payload: Any, at: int, end: int, length_size: int) -> Iterator[int]:
+    """First byte of each NAL unit of a length-prefixed packet (ISO/IEC 14496-15)."""
+    while at + length_size < end:
+        length = int.from_bytes(payload[at : at + length_size], "big")
+        at += length_size
+        yield payload[at]
+        at += length
 
 
 def leading_frames(

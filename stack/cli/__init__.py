@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import sys
 import tempfile
 import traceback
@@ -21,7 +22,7 @@ from stack.cli.report import report
 from stack.cli.runs import reproduce, sweep, train
 from stack.cli.supply import image, locks, mirror_sbom, mirror_wheels
 from stack.cli.track import track
-from stack.errors import Exit, StackError
+from stack.errors import BadRequest, Exit, StackError
 
 # What a file system says to a request that is right: no bug of ours, and nothing that a traceback explains.
 REFUSED = {
@@ -46,6 +47,7 @@ def main() -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8, as stderr has it
     remember_interrupts()
     try:
+        _stand_somewhere()
         code = cli.main(standalone_mode=False, obj=OwnProcess())
         sys.exit(code if isinstance(code, int) else Exit.OK)
     except StackError as error:
@@ -76,15 +78,30 @@ def main() -> NoReturn:
         _leave_with_a_bug(error)
 
 
+def _stand_somewhere() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:  # such as after `--replace` of it
+        raise BadRequest(
+            "folder-is-gone",
+            "the folder that this command was given in is gone",
+            do='`cd "$PWD"` where another one stands in its place now, and give the command again',
+        ) from error
+
+
 def _leave_with_a_bug(error: Exception) -> NoReturn:
     click.echo(f"error[bug]: {type(error).__name__}: {error}", err=True)
-    click.echo(f"  this is a fault of stack itself; the traceback is in {_keep_traceback()}", err=True)
+    click.echo(f"  this is a fault of stack itself; the traceback is in {_keep_traceback(error)}", err=True)
     sys.exit(Exit.OUR_BUG)
 
 
-def _keep_traceback() -> str:
-    with tempfile.NamedTemporaryFile("w", prefix="stack-bug-", suffix=".txt", delete=False) as file:
-        traceback.print_exc(file=file)
+def _keep_traceback(error: Exception) -> str:
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="stack-bug-", suffix=".txt", delete=False) as file:
+            traceback.print_exception(error, file=file)
+    except OSError as refused:
+        traceback.print_exception(error)
+        return f"the lines above, as no file can be written: {refused}"
     return file.name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,16 @@ import click
 
 from stack.cli.interrupts import raise_lost_interrupt
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
+
+class _Folder(click.Path):
+    """A path that has a name: what is written stands beside it first, under names made of its own."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        return path if path.name not in ("", "..") else Path(os.path.abspath(path))
+
+
+FOLDER = _Folder(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 

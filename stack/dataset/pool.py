@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -120,6 +121,8 @@ class Pool:
         except BrokenProcessPool as error:
             raise _worker_died() from error
         except Exception as error:
+            if self._is_own:  # else what is at work would go on writing where the caller clears up
+                wait_for([future for future in futures if not future.cancel()])
             if not isinstance(error, CancelledError) and not type(error).__module__.startswith("distributed"):
                 raise
             raise WorkFailed(

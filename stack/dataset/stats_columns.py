@@ -164,7 +164,8 @@ class _Layout:
         block = np.concatenate(self._waiting)
         self._dtype = block.dtype.str
         self._rows.append(len(block))
-        np.ascontiguousarray(block.reshape(len(block), -1).T).tofile(self._out)
+        # Not `tofile`: its error tells no number by which a full disk is known.
+        self._out.write(np.ascontiguousarray(block.reshape(len(block), -1).T).data)
         self._waiting, self._bytes = [], 0
 
     def end(self) -> Turned:

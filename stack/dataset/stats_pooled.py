@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,7 +63,8 @@ class Pooling:
     Args:
         kinds: feature -> what one row of it is, such as `np.dtype(("f4", (163,)))`.
         rows: how many rows the files have.
-        scratch: a folder that is not there, for what is turned; it is made and removed.
+        scratch: a folder that is not there, for what is turned; it is made and removed. It lies on the disk
+            of `root`, of which half of what is free is taken at the most.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Pooling:
         scratch: Path,
     ) -> None:
         self._names = tuple(kinds)
-        turned = _turned(kinds, rows)
+        turned = _turned(kinds, rows, min(TURNED_BYTES_MAX, shutil.disk_usage(root).free // 2))
         self._jobs = [
             PooledJob(root, paths, name, span)
             for name, kind in kinds.items()
@@ -109,10 +111,9 @@ class Pooling:
         return {name: found[name] for name in self._names}
 
 
-def _turned(kinds: Mapping[str, np.dtype[Any]], rows: int) -> dict[str, np.dtype[Any]]:
+def _turned(kinds: Mapping[str, np.dtype[Any]], rows: int, left_bytes: int) -> dict[str, np.dtype[Any]]:
     """Features that are worth turning and can be, as long as there is room."""
     found: dict[str, np.dtype[Any]] = {}
-    left_bytes = TURNED_BYTES_MAX
     for name, kind in kinds.items():
         size, channel_bytes = kind.itemsize * rows, kind.base.itemsize * rows
         is_wide = prod(kind.shape) > 1 and kind.base.kind in "iuf"

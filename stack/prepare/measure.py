@@ -24,6 +24,7 @@ from stack.dataset.stats_pooled import HELD_BYTES_MAX, TURNED_BYTES_MAX, block_s
 from stack.dataset.write_v21 import stats_entries
 from stack.errors import BadRequest, NotAble
 from stack.files import read_json, sha256_file, write_json, write_text
+from stack.folders import DISK_TROUBLE
 from stack.scratch import scratch_folder, scratch_place
 
 Log = Callable[[str], None]
@@ -64,6 +65,13 @@ def measure(root: Path, *, jobs: Jobs = None, log: Log = lambda _: None) -> Meas
         BadRequest: the dataset cannot be read, or a value is not finite.
     """
     dataset = read_dataset(root)
+    if not dataset.frames:
+        raise BadRequest(
+            "stats-no-rows",
+            "none of its episodes has a row: there is nothing to measure",
+            where=str(root),
+            do="fetch the dataset again, or record it",
+        )
     held = [set(column_names(episode.rows)) for episode in dataset.episodes]
     everywhere = set.intersection(*held)
     vectors = []
@@ -103,7 +111,10 @@ class _Piece:
 
 def _groups(dataset: Dataset, vectors: Sequence[Feature]) -> tuple[list[list[Feature]], list[Feature]]:
     """Features that can be laid out anew on disk together, and those that are too large for it alone."""
-    room = min(TURNED_BYTES_MAX, shutil.disk_usage(scratch_place()).free // 2)
+    try:
+        room = min(TURNED_BYTES_MAX, shutil.disk_usage(scratch_place()).free // 2)
+    except OSError:  # nowhere to write: all are read several times
+        room = 0
     groups: list[list[Feature]] = []
     rest: list[Feature] = []
     left = 0
@@ -124,13 +135,19 @@ def _turned(dataset: Dataset, vectors: Sequence[Feature], pool: Pool, log: Log) 
     """All these features from one reading."""
     kinds = {feature.name: _row(feature) for feature in vectors}
     size = sum(kind.itemsize for kind in kinds.values()) * dataset.frames
-    with scratch_folder() as folder:
-        log(f"reading {dataset.frames} rows of {', '.join(kinds)}")
-        pieces = _pieces(dataset, tuple(vectors), PIECE_BYTES * dataset.frames // size)
-        turning = Turning(pieces, kinds, pool, folder / "turned", is_long=size > PIECE_BYTES)
-        turning.go_on()
-        log(f"counting {byte_count(size)} of values")
-        found = turning.result()
+    try:
+        with scratch_folder() as folder:
+            log(f"reading {dataset.frames} rows of {', '.join(kinds)}")
+            pieces = _pieces(dataset, tuple(vectors), PIECE_BYTES * dataset.frames // size)
+            turning = Turning(pieces, kinds, pool, folder / "turned", is_long=size > PIECE_BYTES)
+            turning.go_on()
+            log(f"counting {byte_count(size)} of values")
+            found = turning.result()
+    except OSError as error:
+        if error.errno not in DISK_TROUBLE:
+            raise
+        log(f"{scratch_place()}: {error.strerror}: the values are read several times instead")
+        return _one_by_one(dataset, vectors, pool, log)
     return {f.name: found[f.name].reshaped(f.shape) if len(f.shape) > 1 else found[f.name] for f in vectors}
 
 

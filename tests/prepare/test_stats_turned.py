@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,7 +23,7 @@ from click.testing import CliRunner
 import stack.prepare.measure as measure_room
 from stack.cli import cli
 from stack.dataset import stats_columns, stats_pooled
-from stack.errors import StackError
+from stack.errors import BadRequest, StackError
 from stack.prepare.measure import measure
 from stack.scratch import scratch_folder
 
@@ -96,6 +101,73 @@ def test_a_full_disk_for_scratch_is_no_reason_to_stop(
     monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage())
     monkeypatch.setattr(stats_columns, "turn", lambda _: pytest.fail("nothing is turned"))
     assert measure(two / "a", jobs=1).features["action"].count.tolist() == [len(rows_of(two / "a", "action"))]
+
+
+def test_nowhere_to_write_is_no_reason_to_stop(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(measure_room, "scratch_place", nowhere)
+    monkeypatch.setattr(stats_columns, "turn", lambda _: pytest.fail("nothing is turned"))
+    assert measure(two / "a", jobs=1).features["action"].count.tolist() == [len(rows_of(two / "a", "action"))]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_scratch_that_fills_up_in_the_middle_is_no_reason_to_stop(
+    two: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    right = measure(two / "a", jobs=1).features
+    monkeypatch.setattr(measure_room, "PIECE_BYTES", 300)
+    told: list[str] = []
+    with limited_files(100):
+        found = measure(two / "a", jobs=jobs, log=told.append).features
+    assert {name: s.to_json() for name, s in found.items()} == {
+        name: s.to_json() for name, s in right.items()
+    }
+    [line] = [text for text in told if "several times" in text]
+    assert line.startswith(f"{scratch}: ") and os.strerror(errno.EFBIG) in line
+    assert not list(scratch.iterdir())
+
+
+@contextmanager
+def limited_files(largest_bytes: int) -> Iterator[None]:
+    """As a disk that fills up: the error comes from the system, where the bytes are written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_dataset_without_rows_has_no_statistics(two: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(two / "a", tmp_path / "empty")
+    for file in (root / "data").rglob("*.parquet"):
+        pq.write_table(pq.read_table(file).slice(0, 0), file)
+    with pytest.raises(BadRequest, match="none of its episodes has a row"):
+        measure(root, jobs=1)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_preparing_takes_half_of_the_free_disk_at_most(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """And reads the written rows several times where that is not enough, which gives the same statistics."""
+    turned: list[object] = []
+    turn = stats_columns.turn
+    monkeypatch.setattr(stats_columns, "turn", lambda job: (turned.append(job), turn(job))[1])
+    monkeypatch.setattr(stats_pooled, "BYTES_A_JOB", 1)
+    root, out = two / "a", tmp_path / "out"
+    needed = sum(rows_of(root, name).size * 4 for name in ("observation.state", "action"))
+    usage = shutil.disk_usage(root)._replace(free=needed // 2 if is_full else 1 << 30)
+    monkeypatch.setattr(stats_pooled, "shutil", SimpleNamespace(disk_usage=lambda _: usage))
+    result = CliRunner().invoke(cli, ["convert", str(root), str(out), "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    wide = {name for job in turned for name in job.features}
+    assert ("observation.state" in wide) == (not is_full)
+    found = json.loads((out / "meta/stats.json").read_text())
+    for name in ("observation.state", "action"):
+        assert found[name]["q99"] == np.percentile(rows_of(out, name), 99, axis=0).tolist()
 
 
 class _Usage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ DEFAULT_TEMPLATES: Mapping[tuple[bool, str], str] = {
 }
 _WIDE_FIELD = re.compile(r"\{[^}]*[0-9]{4,}[^}]*\}")
 VIDEO_FOLDERS = ("videos/", "video/")
-_EPISODE_FILE = re.compile(r"(?:^|/)episode[_-](\d+)\.(parquet|mp4)$")
+_EPISODE_FILE = re.compile(r"(?:^|/)episode[_-](\d+)\.\w+$")
 CHUNKS_SIZE = 1000
 
 
@@ -71,6 +72,11 @@ def _template(evidence: Evidence, name: str) -> str:
     return given if isinstance(given, str) else DEFAULT_TEMPLATES[evidence.is_v3, name]
 
 
+def _videos(evidence: Evidence) -> set[str]:
+    endings = (".mp4", PurePosixPath(_template(evidence, "video_path")).suffix or ".mp4")
+    return {name for name in evidence.files if name.startswith(VIDEO_FOLDERS) and name.endswith(endings)}
+
+
 def absurd_width(template: str) -> bool:
     """Whether a field is asked to be thousands of digits wide, which would fill the memory."""
     return bool(_WIDE_FIELD.search(template))
@@ -93,7 +99,7 @@ def _resolve(layout: Layout, name: str, template: str, **values: Any) -> str:
 def _locate_v2(evidence: Evidence) -> Layout:
     layout = Layout()
     data = {name for name in evidence.files if name.startswith("data/") and name.endswith(".parquet")}
-    videos = {name for name in evidence.files if name.startswith(VIDEO_FOLDERS) and name.endswith(".mp4")}
+    videos = _videos(evidence)
     numbered = _by_episode(data)
     listed = [entry.index for entry in evidence.episodes if entry.index is not None]
     chunks = evidence.info.get("chunks_size")
@@ -147,7 +153,7 @@ def _by_episode(names: set[str]) -> dict[int, list[str]]:
 def _locate_v3(evidence: Evidence) -> Layout:
     layout = Layout()
     data = sorted(n for n in evidence.files if n.startswith("data/") and n.endswith(".parquet"))
-    videos = {n for n in evidence.files if n.startswith(VIDEO_FOLDERS) and n.endswith(".mp4")}
+    videos = _videos(evidence)
     rows_of, pictures_of = _by_episode(set(data)), _by_camera(evidence, videos)
     layout.data_files = [(name, None) for name in data]
     for entry in evidence.episodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stack.dataset.read_meta import Notes
@@ -13,7 +13,7 @@ from stack.errors import BadRequest
 LEFT_OVERS_SHOWN = 5
 
 
-def files_below(folder: Path, suffix: str = "") -> list[Path]:
+def files_below(folder: Path, suffix: str | tuple[str, ...] = "") -> list[Path]:
     """All files below a folder whose names end so, sorted by path; linked folders are entered, once each."""
     found: list[str] = []
     entered: set[str] = set()
@@ -27,6 +27,12 @@ def files_below(folder: Path, suffix: str = "") -> list[Path]:
         found.extend(os.path.join(here, name) for name in names if name.endswith(suffix))
     there = (file for file in found if os.path.isfile(file) or os.path.islink(file))
     return [Path(file) for file in sorted(there, key=lambda file: file.split(os.sep))]
+
+
+def video_suffixes(template: object) -> tuple[str, ...]:
+    """How names of video files end: lerobot writes .mp4, and opens whatever `video_path` leads to."""
+    own = PurePosixPath(template).suffix if isinstance(template, str) else ""
+    return (".mp4", own) if own else (".mp4",)
 
 
 def fill_template(root: Path, key: str, template: object, values: Mapping[str, Any]) -> Path | None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stack.dataset.missing import absent_episodes, left_out, note_missing_columns
 from stack.dataset.model import Absent, ClipRef, Episode, Feature, Origin, RowsRef
-from stack.dataset.read_files import files_below, fill_template, note_left_overs
+from stack.dataset.read_files import files_below, fill_template, note_left_overs, video_suffixes
 from stack.dataset.read_meta import (
     Notes,
     open_parquet,
@@ -51,9 +51,9 @@ def read_episodes_v2(
     if listed and (extra := sorted(set(files) - set(listed))):
         notes.append(("episodes-not-listed", f"have a data file but are not in episodes.jsonl: {extra}"))
     cameras = [name for name, feature in features.items() if feature.dtype == "video"]
-    below = (
-        [file for top in ("videos", "video") for file in files_below(root / top, ".mp4")] if cameras else []
-    )
+    endings = video_suffixes(info.get("video_path"))
+    tops = ("videos", "video") if cameras else ()
+    below = [file for top in tops for file in files_below(root / top, endings)]
     clips = {c: _video_files(root, info, c, below, sorted(files), notes, leave_out) for c in cameras}
     episodes = []
     for index, file in sorted(files.items()):

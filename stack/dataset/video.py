@@ -19,7 +19,7 @@ from stack.dataset.video_encode_av1 import Leader
 from stack.dataset.video_h264 import parse_sets, used_pps
 from stack.dataset.video_index import describe_extradata, index_video, is_unchanged, probe
 from stack.dataset.video_model import VideoIndex, VideoInfo
-from stack.dataset.video_mux import exact_rate, ticks_of, whole_file, why_badly_timed
+from stack.dataset.video_mux import exact_rate, mp4_holds, ticks_of, whole_file, why_badly_timed
 from stack.dataset.video_open import open_video
 from stack.dataset.video_packets import PacketReader, Part, changed
 from stack.dataset.video_segments import Segment, can_splice, split, whole_copy
@@ -220,6 +220,13 @@ def _mux(parts: Sequence[Part], out: Path, rate: Fraction, extradata: bytes) -> 
     delay = max(k - n for k, n in enumerate(places))
     order = enumerate(places)
     first = parts[0].segment.index.info.file
+    if not mp4_holds(codec := parts[0].segment.index.info.codec):
+        raise BadRequest(
+            "video-codec-not-in-mp4",
+            f"its pictures are {codec}, which no MP4 holds: they cannot be copied",
+            where=str(first),
+            do="encode all pictures anew (videos: transcode)",
+        )
     with PacketReader() as source, open_video(first) as (_, template):
         try:
             with av.open(str(out), mode="w", format="mp4", options=ticks.options) as container:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
+import av
 import numpy as np
 
 from stack.dataset.video_model import VideoIndex
@@ -16,6 +19,13 @@ from stack.errors import BadRequest
 
 TICKS_PER_S_MIN = 10_000  # below this the MP4 muxer would choose a time base of its own
 RATE_DENOMINATOR_MAX = 1_000_000
+
+
+@cache
+def mp4_holds(codec: str) -> bool:
+    """Whether packets of a codec (FFmpeg's name) can be copied into an MP4, as far as FFmpeg writes one."""
+    with av.open(io.BytesIO(), mode="w", format="mp4") as container:
+        return codec in container.supported_codecs
 
 
 def exact_rate(fps: float) -> Fraction:

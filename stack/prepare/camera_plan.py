@@ -8,6 +8,8 @@ from pathlib import Path
 
 from stack.dataset.model import Feature
 from stack.dataset.selection import Selected
+from stack.dataset.video_model import VideoInfo
+from stack.dataset.video_mux import mp4_holds
 from stack.errors import BadRequest
 from stack.prepare.blueprint import SourcePlan
 from stack.prepare.cameras import Filled, common_kind, fill_black
@@ -35,8 +37,14 @@ def camera_feature(
     reconciled: list[Reconciled],
     *,
     is_copied: bool = True,
+    is_joined: bool = True,
 ) -> Feature | None:
-    """The output feature of a camera, compared over all sources that have it."""
+    """The output feature of a camera, compared over all sources that have it.
+
+    Args:
+        is_copied: whether packets are copied, or files linked, where they can be.
+        is_joined: whether packets are copied into new files.
+    """
     declared = {s.dataset.name: s.dataset.features[s.cameras[camera]] for s in sources if camera in s.cameras}
     first: dict[str, Selected] = {}
     for item in selected:
@@ -61,11 +69,29 @@ def camera_feature(
     if not clips:
         problems.add(nowhere(camera, where))
         return None
+    if is_joined:
+        _check_codecs(camera, clips, problems)
     reconciled += compare_camera(camera, clips, declared, where, problems, is_copied=is_copied)
     info = clips[0][2]
     return replace(
         next(iter(declared.values())), name=camera, dtype="video", shape=(info.height, info.width, 3)
     )
+
+
+def _check_codecs(camera: str, clips: Sequence[tuple[str, int, VideoInfo]], problems: Problems) -> None:
+    for source, episode, info in clips:
+        if not mp4_holds(info.codec):
+            problems.add(
+                BadRequest(
+                    "prepare-codec-not-in-mp4",
+                    f"{camera}, episode {episode} of {source}: its pictures are {info.codec}, "
+                    "which no MP4 holds: they cannot be copied",
+                    where=str(info.file),
+                    do="encode all pictures anew (videos: transcode), or keep one file an episode as it is "
+                    "(videos: link)",
+                )
+            )
+            return
 
 
 def fill_cameras(

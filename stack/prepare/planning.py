@@ -96,7 +96,15 @@ def plan(
     sources = _judge(sources, manifest, selected, scans, where, problems)
     for camera in _cameras(sources):
         feature = camera_feature(
-            camera, sources, selected, scans, where, problems, reconciled, is_copied=mode != "transcode"
+            camera,
+            sources,
+            selected,
+            scans,
+            where,
+            problems,
+            reconciled,
+            is_copied=mode != "transcode",
+            is_joined=mode == "join",
         )
         if feature is not None:
             features[camera] = feature

@@ -70,7 +70,7 @@ def files_over(case: Case) -> Iterator[Fault]:
         else:
             yield FILE_UNLISTED.fault(f"{name} belongs to no listed episode", where=Place(name))
     for name in evidence.files:
-        if name not in unlisted | used and (why := _why_left_over(name, evidence.is_v3)):
+        if name not in unlisted and name not in used and (why := _why_left_over(name, evidence.is_v3)):
             yield LEFT_OVER.fault(f"{name}: {why}", where=Place(name))
 
 

@@ -15,6 +15,7 @@ from stack.dataset.video_decode import decode_frames
 from stack.errors import BadRequest
 
 VALUES_AT_ONCE = 1_250_000  # bounds the float64 copy: 10 MB, 4 channels of 305,425 rows
+LARGEST = 1e150  # squares of what is larger are infinite in float64, or their sum over many rows is
 
 # lerobot/datasets/compute_stats.py: estimate_num_samples and auto_downsample_height_width.
 SAMPLES_MIN, SAMPLES_MAX, SAMPLES_POWER = 100, 10_000, 0.75
@@ -111,7 +112,7 @@ def joined_stats(parts: Sequence[NDArray[Any]], *, where: str = "") -> Stats:
     for part in parts:
         check_numeric(part, where)
         table = part.reshape(len(part), -1) if part.ndim and len(part) else part.reshape(0, 1)
-        if table.dtype.kind == "f" and not np.isfinite(table).all():
+        if not can_count(table):
             raise not_finite(table, where, first_row=rows)
         tables.append(table.astype(np.int64) if table.dtype.kind == "b" else table)
         rows += len(table)
@@ -141,15 +142,31 @@ def check_numeric(rows: NDArray[Any], where: str) -> None:
         raise BadRequest("stats-not-numeric", f"statistics need numbers, not {rows.dtype}", where=where)
 
 
+def uncountable(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where a float is NaN, infinite, or so large that a standard deviation would be infinite."""
+    if values.dtype.itemsize < np.dtype(np.float64).itemsize:
+        return np.asarray(~np.isfinite(values))
+    return np.asarray(~(np.abs(values) <= LARGEST))
+
+
+def can_count(values: NDArray[Any]) -> bool:
+    """Whether all values are numbers that statistics can be taken of."""
+    if values.dtype.kind != "f":
+        return True
+    if values.dtype.itemsize < np.dtype(np.float64).itemsize:  # as `uncountable`, in less time and memory
+        return bool(np.isfinite(values).all())
+    return not uncountable(values).any()
+
+
 def not_finite(table: NDArray[Any], where: str, *, first_row: int = 0) -> BadRequest:
-    """The error for a table (n, C) in which a value is NaN or infinite."""
-    finite = np.isfinite(table)
-    row, channel = (int(i) for i in np.argwhere(~finite)[0])
-    bad = int(finite.size - finite.sum())
+    """The error for a table (n, C) in which `can_count` finds a value that it cannot."""
+    bad = uncountable(table)
+    row, channel = (int(i) for i in np.argwhere(bad)[0])
+    too_large = f", or beyond {LARGEST:g}" if table.dtype == np.float64 else ""
     return BadRequest(
         "stats-not-finite",
-        f"{bad} of {finite.size} values are NaN or infinite, the first in row {first_row + row},"
-        f" channel {channel}",
+        f"{int(bad.sum())} of {bad.size} values are NaN or infinite as {table.dtype}{too_large}, the first "
+        f"in row {first_row + row}, channel {channel}",
         where=where,
         do="leave the episode out (exclude_episodes), or mend its rows",
     )

@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 
 from stack.dataset.memory import give_back
 from stack.dataset.pool import Pool
-from stack.dataset.stats import VALUES_AT_ONCE, Stats, channels_stats, check_numeric, not_finite, side_by_side
+from stack.dataset.stats import (
+    VALUES_AT_ONCE,
+    Stats,
+    can_count,
+    channels_stats,
+    check_numeric,
+    not_finite,
+    side_by_side,
+)
 from stack.errors import WorkFailed
 
 BLOCK_BYTES = 2 << 20
@@ -152,7 +160,7 @@ class _Layout:
 
     def add(self, table: NDArray[Any]) -> None:
         check_numeric(table, self._feature)
-        if table.dtype.kind == "f" and not np.isfinite(table).all():
+        if not can_count(table):
             raise not_finite(table.reshape(len(table), -1), self._feature, first_row=self._row)
         self._row += len(table)
         self._waiting.append(table)

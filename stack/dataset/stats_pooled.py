@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from stack.dataset.memory import give_back
 from stack.dataset.pool import Pool
-from stack.dataset.stats import Stats, as_extremes, check_numeric, joined_stats, not_finite, side_by_side
+from stack.dataset.stats import (
+    Stats,
+    as_extremes,
+    can_count,
+    check_numeric,
+    joined_stats,
+    not_finite,
+    side_by_side,
+)
 from stack.dataset.stats_columns import PIECE_BYTES, Turning
 from stack.dataset.stats_order import RankSearch, interpolated, ordered_keys, quantile_ranks, values_of
 from stack.dataset.stats_rows import batches, group_pieces, numbers_in
@@ -212,7 +220,7 @@ def _first_pass(blocks: Blocks, where: str) -> tuple[list[_Moments], list[RankSe
     rows, kind = 0, np.dtype("f4")
     for block in blocks():
         check_numeric(block, where)
-        if block.dtype.kind == "f" and not np.isfinite(block).all():
+        if not can_count(block):
             raise not_finite(block.reshape(len(block), -1), where, first_row=rows)
         if rows == 0:
             kind = _key_dtype(block.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stack.dataset.model import ClipRef, Dataset
-from stack.dataset.selection import Selected
+from stack.dataset.selection import Selected, Selection
 from stack.errors import BadRequest
 from stack.manifests.dataset import Source
 from stack.prepare.episodes import ranges
@@ -32,6 +32,42 @@ def check_read(dataset: Dataset, where: str, problems: Problems) -> None:
                     do="mend the delivery's meta files, or exclude the episode",
                 )
             )
+
+
+def check_texts(selection: Selection) -> None:
+    """Refuse texts that no file can hold: half of a pair of surrogates, which JSON can spell ("\\ud800").
+
+    Raises:
+        BadRequest: a task, a feature's or a channel's name, or robot_type holds one.
+    """
+    for item in selection.episodes:
+        for text in item.episode.tasks:
+            if not _is_writable(text):
+                origin = item.episode.origin
+                raise BadRequest(
+                    "prepare-text-unwritable",
+                    f"task {text!a} of episode {origin.episode} of '{origin.dataset}' holds half a "
+                    "character, which no file can hold",
+                    where=f"{item.episode.rows.file}",
+                    do=f"mend the text in the delivery's meta files, or exclude_episodes: [{origin.episode}]",
+                )
+    names = [(name, text) for name, f in selection.features.items() for text in (name, *(f.names or ()))]
+    for name, text in [*names, ("robot_type", selection.robot_type or "")]:
+        if not _is_writable(text):
+            raise BadRequest(
+                "prepare-text-unwritable",
+                f"{text!a} of {name!a} holds half a character, which no file can hold",
+                do="mend it in meta/info.json of the delivery, or name it anew in the manifest "
+                "(features, robot_type)",
+            )
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_rows_there(dataset: Dataset, source: Source, taken: int, problems: Problems) -> None:

@@ -188,7 +188,8 @@ def _vector(job: _Job) -> Stats:
 
 
 def _written(episode: Episode, feature: Feature) -> NDArray[Any]:
-    return column_array(episode, feature).astype(_kind(feature), copy=False)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which is refused
+        return column_array(episode, feature).astype(_kind(feature), copy=False)
 
 
 def _kind(feature: Feature) -> str:

@@ -21,7 +21,7 @@ from stack.manifests.dataset import Source
 from stack.prepare.blueprint import Plan, SourcePlan
 from stack.prepare.camera_plan import camera_feature, fill_cameras
 from stack.prepare.episodes import LeftOut
-from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read
+from stack.prepare.judge import check_clips, check_clocks, check_missing_cameras, check_read, check_texts
 from stack.prepare.notes import left_out_notes, plan_notes
 from stack.prepare.problems import Problems, Settles
 from stack.prepare.reconcile import (
@@ -115,6 +115,7 @@ def plan(
         selected, filled = fill_cameras(features, selected, scans, fps, place)
     infos |= {entry.info.file: entry.info for entry in filled}
     selection = _finish(manifest, fps, robot_type, features, selected, scans, recipes)
+    check_texts(selection)
     # File names that are not UTF-8 can be told, and printed, only as escapes.
     told = (
         *plan_notes(sources, selected, scans, manifest.cast, is_copied=mode != "transcode"),

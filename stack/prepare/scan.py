@@ -13,6 +13,7 @@ import numpy as np
 from stack.dataset.model import ClipRef, Feature
 from stack.dataset.rows import column_array, column_names, decode_column, hold_rows, read_rows
 from stack.dataset.selection import Recipe, Selected, assemble, frame_tasks, needed_columns
+from stack.dataset.stats import LARGEST, uncountable
 from stack.dataset.stats_stored import KeptCamera, NotKept, Raw, keep_or_why
 from stack.dataset.video import VideoInfo, probe
 from stack.dataset.video_segments import Anew, encoded_anew
@@ -234,20 +235,21 @@ def _check_finite(job: ScanJob, problems: list[StackError]) -> None:
         if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
             continue
         table = values.reshape(len(values), -1)
-        bad = ~np.isfinite(table)
+        bad = uncountable(table)
         if not bad.any():
             continue
         frame, channel = (int(i) for i in np.argwhere(bad)[0])
         names = job.features[name].names
         label = f"{channel} ('{names[channel]}')" if names is not None else str(channel)
         stored = _stored_value(job, name, frame, channel)
-        is_wide = stored is not None and np.isfinite(stored)
+        is_wide = stored is not None and abs(stored) <= LARGEST
+        too_large = f" or beyond {LARGEST:g}, where their spread is infinite" if values.dtype == float else ""
         problems.append(
             BadRequest(
                 "prepare-not-finite",
                 f"{name} holds {'null' if stored is None else stored} at episode {episode.origin.episode}, "
                 f"frame {frame}, channel {label}; {int(bad.sum())} values of this episode are not finite in "
-                f"{values.dtype}",
+                f"{values.dtype}{too_large}",
                 where=f"{episode.rows.file}",
                 do=(f"cast: {{{name}: float64}} in a manifest keeps such values; or " if is_wide else "")
                 + f"exclude_episodes: [{episode.origin.episode}], "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -178,3 +179,46 @@ def test_whole_numbers_that_float32_merges_are_told_too(
     deliveries.edit_info(source, lambda info: info["features"][ANGLE].update(dtype="float32"))
     notes = plan(load(f"sources: [{{path: {source}}}]\n")).notes
     assert [note for note in notes if f"{ANGLE} loses detail as float32" in note]
+
+
+@pytest.mark.parametrize("value", [1e300, -1e155])
+def test_doubles_too_large_to_be_squared_are_refused_by_name(
+    source: Path, load: Any, deliveries: ModuleType, tmp_path: Path, value: float
+) -> None:
+    """With and without the cast that keeps them, by `stack stats` too, and without a warning of numpy's."""
+
+    def plant(table: pa.Table) -> pa.Table:
+        column = table.column_names.index(ANGLE)
+        values = table.column(column).to_pylist()
+        values[2] = [value]
+        return table.set_column(column, ANGLE, pa.array(values, pa.list_(pa.float64())))
+
+    deliveries.edit_rows(source, 1, plant)
+    for cast in ("", f"cast: {{{ANGLE}: float64}}\n"):
+        with pytest.raises(StackError) as caught:
+            plan(load(f"sources: [{{path: {source}}}]\n{cast}"))
+        assert (
+            caught.value.exit == 2 and f"{ANGLE} holds {value:g} at episode 1, frame 2" in caught.value.what
+        )
+        assert "cast:" not in caught.value.do and "exclude_episodes: [1]" in caught.value.do
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = CliRunner().invoke(cli, ["stats", str(source), "--jobs", "1"])
+    assert isinstance(result.exception, StackError) and result.exception.id == "stats-not-finite"
+    assert "beyond 1e+150" in result.exception.what
+
+
+def test_what_float32_cannot_hold_is_said_to_be_infinite_as_float32(
+    source: Path, deliveries: ModuleType
+) -> None:
+    deliveries.edit_info(source, lambda info: info["features"][STAMP].update(dtype="float32"))
+
+    def plant(table: pa.Table) -> pa.Table:
+        column = table.column_names.index(STAMP)
+        return table.set_column(column, STAMP, pa.array([1e300] * table.num_rows, pa.float64()))
+
+    deliveries.edit_rows(source, 0, plant)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = CliRunner().invoke(cli, ["stats", str(source), "--jobs", "1"])
+    assert isinstance(result.exception, StackError) and "infinite as float32, the" in result.exception.what

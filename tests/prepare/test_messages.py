@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -213,3 +214,29 @@ def test_rows_that_cannot_be_read_are_told_with_the_file(source: Path) -> None:
     with pytest.raises(StackError) as caught:
         read_dataset(source)
     assert caught.value.id == "dataset-file-truncated" and caught.value.do
+
+
+@pytest.mark.parametrize("what", ["task", "channel", "robot_type"])
+def test_half_a_character_is_refused_while_planning(
+    tmp_path: Path, load: Any, deliveries: Any, what: str
+) -> None:
+    """JSON can spell half a pair of surrogates; no UTF-8 file can hold it."""
+    root, half = deliveries.write_delivery(tmp_path / "a", deliveries.Delivery(cameras=())), "half \ud800"
+    if what == "task":
+        file = root / "meta/tasks.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps({**line, "task": half + line["task"]}) + "\n" for line in lines))
+
+    def spoil(info: dict[str, Any]) -> None:
+        if what == "robot_type":
+            info["robot_type"] = half
+        elif what == "channel":
+            width = info["features"][STATE]["shape"][0]
+            info["features"][STATE]["names"] = [half, *(f"c{n}" for n in range(1, width))]
+
+    deliveries.edit_info(root, spoil)
+    with pytest.raises(StackError) as caught:
+        plan(load(f"sources: [{{path: {root}}}]\n"))
+    assert caught.value.id == "prepare-text-unwritable" and caught.value.exit == 2
+    assert "half \\ud800" in caught.value.what
+    assert str(caught.value).encode(), "the message itself can be printed"
